@@ -98,7 +98,7 @@ def report(
     if (Path(name) / MEASURED).is_file():
         return judge_folder(Path(name))
     paths = _paths(name, logs)
-    return build_report(paths, out or paths.report_dir)
+    return build_report(paths, out or paths.study_dir / "report")
 
 
 def _plan(study: str, profile: str) -> StudyPlan:

@@ -21,7 +21,12 @@ from experiments.errors import BadStudy
 
 VERSION = 1
 Setting: TypeAlias = str | int | float
-FACTORIAL_EFFECTS = ("restart, main effect", "repetition, main effect", "interaction")
+CELLS = ("fresh-continuous", "fresh-restarted", "repeated-continuous", "repeated-restarted")
+EFFECTS = {  # of a factorial: in words, and the weights of its cells
+    "restart, main effect": ("half of (fresh + repeated)", (-0.5, 0.5, -0.5, 0.5)),
+    "repetition, main effect": ("half of (continuous + restarted)", (-0.5, -0.5, 0.5, 0.5)),
+    "interaction": ("restart on repeated − restart on fresh", (1, -1, -1, 1)),
+}
 UNITS = ((), ("seed",), ("slice",), ("order",), ("checkpoint",), ("checkpoint", "order"))
 NAME = re.compile(r"[A-Za-z][A-Za-z0-9-]{0,30}")
 SETTING = re.compile(r"[a-z][a-z0-9_]{0,30}")
@@ -255,7 +260,7 @@ def _check_study(study: Study) -> None:
     for profile in study.profiles:
         named += [*profile.arms, *profile.once]
     _require_known(named, arms, "unknown arm `{}`: the study has")
-    contrasts = [contrast.name for contrast in study.contrasts] + list(FACTORIAL_EFFECTS if study.factorial else ())
+    contrasts = [contrast.name for contrast in study.contrasts] + list(EFFECTS if study.factorial else ())
     for rule in study.answers:
         _require_known(rule.by, contrasts, "unknown contrast `{}` in answers: the study has")
     if study.units not in UNITS:

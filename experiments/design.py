@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from typing import Any
 
-from experiments.definition import Arm, Profile, Restart, Study, build
+from experiments.definition import Arm, Profile, Restart, Setting, Study, build
 from experiments.errors import BadStudy
 
 START = "start"  # name of the run that trains the common checkpoint
@@ -80,6 +80,11 @@ class StudyPlan:
     def order_seed(self, run: StudyRun) -> int:
         """The seed of a run's order of data: the same for all common checkpoints; of a start, its number."""
         return run.seed if run.arm == START else run.seed % self.profile.seeds
+
+    @property
+    def usual_settings(self) -> dict[str, Setting]:
+        """The trainer's settings in a launch that nothing was done to, in this profile."""
+        return {**self.study.trainer.settings, **self.profile.set}
 
     @property
     def unit_kinds(self) -> tuple[str, ...]:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
 from chronicle.paths import RunPaths
+
+RESULTS = ("weights", "moments", "final")  # of a result, what the journal holds under that name
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,16 +43,16 @@ class StudyPaths:
         """What a launch logged, in the study's names of channels."""
         return self.run(name).launch_dir(launch) / "study-curves.jsonl"
 
-    @property
-    def report_dir(self) -> Path:
-        """The report: Markdown, plots, tables."""
-        return self.study_dir / "report"
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LegResult:
-    """The result of one launch. Digests are sha256 of its last checkpoint; `final` has the outcomes, for a last leg."""
+    """The result of one launch. Digests are sha256 of its last checkpoint; `final` has the outcomes, for a last leg.
+
+    `launch` is its number in its run, `guard` the guard's word on it.
+    """
 
     weights: str
     moments: str
-    final: Mapping[str, float] = field(default_factory=dict)
+    final: Mapping[str, float]
+    launch: int
+    guard: str | None

@@ -14,6 +14,7 @@ from typing import NamedTuple
 import numpy as np
 
 from experiments.design import StudyPlan, StudyRun
+from experiments.files import RESULTS
 from experiments.outcomes import RunData, StudyData
 
 
@@ -64,8 +65,8 @@ def _check_exact(data: StudyData) -> Iterator[GateCheck]:
         found = f"no seed at which both {one} and {other} are complete"
         yield GateCheck(name="exact restart", what=what, ok=False, found=found)
     for seed in data.seeds(one, other):
-        last, end = data.runs[one, seed].finished[-1].result, data.runs[other, seed].finished[-1].result
-        differ = [name for name in ("weights", "moments", "final") if getattr(last, name) != getattr(end, name)]
+        last, end = data.runs[one, seed].finished[-1], data.runs[other, seed].finished[-1]
+        differ = [name for name in RESULTS if getattr(last, name) != getattr(end, name)]
         found = f"{', '.join(differ)} at the end differ" if differ else "identical"
         yield GateCheck(name=f"exact restart, seed {seed}", what=what, ok=not differ, found=found)
 
@@ -83,8 +84,8 @@ def _compare_until_treated(plan: StudyPlan, run: RunData, base: RunData) -> Gate
     total = run.num_updates
     until = min(after for after in (data_after, set_after, total) if after is not None)
     limits = {"data_digest": until, "loss": until, "lr": total if set_after is None else until}
-    logged = [channel for channel in limits if np.isfinite(run.channel(channel)).any()]
-    equal = {channel: _equal_length(run.channel(channel), base.channel(channel)) for channel in logged}
+    logged = [channel for channel in limits if np.isfinite(run.channels[channel]).any()]
+    equal = {channel: _equal_length(run.channels[channel], base.channels[channel]) for channel in logged}
     problems, remarks = [], ""
     for channel, limit in limits.items():
         if channel not in equal:  # a trainer of the study's own may not log it

@@ -7,22 +7,13 @@ runner loses at most the launches that were running.
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from typing import Any
 
 from chronicle.journal import Entry
 from chronicle.journal.events import StudyLeg, StudyRegistered, StudyStop, read
 from experiments.design import START, Leg, StudyPlan, StudyRun
-from experiments.files import LegResult
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Finished:
-    """A finished leg: its result, the number of its launch, and the guard's verdict on that launch."""
-
-    result: LegResult
-    launch: int
-    guard: str | None
+from experiments.files import RESULTS, LegResult
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,27 +21,30 @@ class StudyHistory:
     """The registered plan, the finished legs by run, and the reasons of stopped runs."""
 
     plan: Mapping[str, Any] | None
-    done: Mapping[str, tuple[Finished, ...]]
+    done: Mapping[str, tuple[LegResult, ...]]
     stopped: Mapping[str, str]
 
     def is_complete(self, run: StudyRun) -> bool:
         """Whether every leg of the run is finished."""
         return len(self.done.get(run.name, ())) == len(run.legs)
 
+    def open_runs(self, plan: StudyPlan) -> list[str]:
+        """Names of the runs that are neither complete nor stopped."""
+        return [run.name for run in plan.runs if not self.is_complete(run) and run.name not in self.stopped]
+
 
 def read_history(entries: Iterable[Entry]) -> StudyHistory:
     """Return the state of a study from the entries of its journal."""
     plan: Mapping[str, Any] | None = None
-    done: dict[str, dict[int, Finished]] = {}
+    done: dict[str, dict[int, LegResult]] = {}
     stopped: dict[str, str] = {}
     for entry in entries:
         match read(entry):
             case StudyRegistered() as registered if plan is None:
                 plan = registered.plan
             case StudyLeg(leg=int(number), launch=int(launch)) as leg:
-                result = LegResult(**{one.name: leg.result[one.name] for one in fields(LegResult)})
-                finished = Finished(result=result, launch=launch, guard=leg.guard)
-                done.setdefault(leg.run, {}).setdefault(number, finished)
+                measured = {name: leg.result[name] for name in RESULTS}
+                done.setdefault(leg.run, {}).setdefault(number, LegResult(**measured, launch=launch, guard=leg.guard))
                 stopped.pop(leg.run, None)
             case StudyStop() as stop:
                 stopped[stop.run] = stop.reason

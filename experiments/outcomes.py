@@ -8,16 +8,15 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, TypeAlias
+from itertools import pairwise
 
 import numpy as np
 
 from chronicle.metrics.log import read_metrics
 from experiments.design import START, StudyPlan, StudyRun
-from experiments.files import StudyPaths
-from experiments.history import Finished, StudyHistory
-
-Curve: TypeAlias = "np.ndarray[Any, np.dtype[np.float64]]"
+from experiments.files import LegResult, StudyPaths
+from experiments.history import StudyHistory
+from experiments.statistics import Values
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -25,47 +24,36 @@ class RunData:
     """One complete run. `channels` are curves over updates 1 … n of the arm (NaN where not logged)."""
 
     run: StudyRun
-    finished: tuple[Finished, ...]
-    channels: Mapping[str, Curve]
+    finished: tuple[LegResult, ...]
+    channels: Mapping[str, Values]
     num_updates: int
 
     @property
     def final(self) -> Mapping[str, float]:
         """Outcomes measured after the last update, in the unit of the study."""
-        return self.finished[-1].result.final
+        return self.finished[-1].final
 
     @property
     def restarts(self) -> tuple[int, ...]:
         """Updates after which a new launch started."""
         return tuple(leg.first for leg in self.run.legs if leg.restart is not None)
 
-    def channel(self, name: str) -> Curve:
-        """A curve; all NaN where the run never logged it."""
-        return self.channels.get(name, np.full(self.num_updates, np.nan))
-
     def outcome(self, name: str) -> float:
         """An outcome by name: a final measurement, or `bounce`; NaN where it was not measured."""
-        return bounce(self.channel("eval/mixture")) if name == "bounce" else self.final.get(name, np.nan)
+        return bounce(self.channels["eval/mixture"]) if name == "bounce" else self.final.get(name, np.nan)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StudyData:
-    """All complete runs of a study by (arm, seed), the common starts, and the stopped runs with their reasons."""
+    """All complete runs of a study by (arm, seed)."""
 
     plan: StudyPlan
     runs: Mapping[tuple[str, int], RunData]
-    starts: tuple[Finished, ...]  # of every common checkpoint
-    stopped: Mapping[str, str]
-    open: tuple[str, ...]
 
     def seeds(self, *arms: str) -> tuple[int, ...]:
         """Seeds at which all of these arms are complete."""
         everywhere = [{seed for name, seed in self.runs if name == arm} for arm in arms]
         return tuple(sorted(set.intersection(*everywhere))) if everywhere else ()
-
-    def of_arm(self, arm: str) -> tuple[RunData, ...]:
-        """The complete runs of one arm, by seed."""
-        return tuple(self.runs[arm, seed] for seed in self.seeds(arm))
 
     @property
     def arms(self) -> tuple[str, ...]:
@@ -75,19 +63,14 @@ class StudyData:
 
 def read_study(plan: StudyPlan, history: StudyHistory, paths: StudyPaths) -> StudyData:
     """Read every complete run."""
-    runs, starts, unfinished = {}, [], []
+    runs = {}
     for run in plan.runs:
-        done = history.done.get(run.name, ())
-        if not history.is_complete(run):
-            unfinished += [run.name] if run.name not in history.stopped else []
-        elif run.arm == START:
-            starts.append(done[-1])
-        else:
-            runs[run.arm, run.seed] = _read_run(plan, run, done, paths)
-    return StudyData(plan=plan, runs=runs, starts=tuple(starts), stopped=dict(history.stopped), open=tuple(unfinished))
+        if run.arm != START and history.is_complete(run):
+            runs[run.arm, run.seed] = _read_run(plan, run, history.done[run.name], paths)
+    return StudyData(plan=plan, runs=runs)
 
 
-def bounce(evals: Curve) -> float:
+def bounce(evals: Values) -> float:
     """Return the standard deviation of a run's evaluations around their line of regression; NaN below four of them."""
     where = np.flatnonzero(np.isfinite(evals))
     if len(where) < 4:
@@ -96,7 +79,7 @@ def bounce(evals: Curve) -> float:
     return float(np.std(evals[where] - slope * where - level, ddof=2))
 
 
-def _read_run(plan: StudyPlan, run: StudyRun, finished: tuple[Finished, ...], paths: StudyPaths) -> RunData:
+def _read_run(plan: StudyPlan, run: StudyRun, finished: tuple[LegResult, ...], paths: StudyPaths) -> RunData:
     total = run.legs[-1].last
     rows: dict[int, Mapping[str, float]] = {}
     for leg, done in zip(run.legs, finished, strict=True):
@@ -104,8 +87,11 @@ def _read_run(plan: StudyPlan, run: StudyRun, finished: tuple[Finished, ...], pa
             update = point.step - plan.profile.start_updates
             if leg.first < update <= leg.last:
                 rows[update] = point.values
-    names = sorted({name for values in rows.values() for name in values})
-    channels = {name: np.array([rows.get(u, {}).get(name, np.nan) for u in range(1, total + 1)]) for name in names}
+    trainer = plan.study.trainer
+    named = {"loss": trainer.loss, "eval/mixture": trainer.outcome, "lr": "lr", "data_digest": "data_digest"}
+    channels = {}
+    for channel, name in named.items():
+        channels[channel] = np.array([rows.get(u, {}).get(name, np.nan) for u in range(1, total + 1)])
     return RunData(run=run, finished=finished, channels=channels, num_updates=total)
 
 
@@ -129,10 +115,10 @@ class Transient:
     recovered_after: int | None
 
 
-def excess_over(run: RunData, reference: RunData) -> tuple[Curve, Curve]:
+def excess_over(run: RunData, reference: RunData) -> tuple[Values, Values]:
     """Excess loss over the reference in the study's unit, and per update whether both are known to have seen one batch."""
-    own, base = run.channel("loss"), reference.channel("loss")
-    same = run.channel("data_digest") == reference.channel("data_digest")
+    own, base = run.channels["loss"], reference.channels["loss"]
+    same = run.channels["data_digest"] == reference.channels["data_digest"]
     return own - np.where(same, base, _local_mean(base)), same
 
 
@@ -140,8 +126,7 @@ def find_transients(run: RunData, reference: RunData) -> tuple[Transient, ...]:
     """One per restart of the run and horizon; a horizon ends at the next restart, and equal ones count once."""
     excess, same = excess_over(run, reference)
     found = []
-    for after in run.restarts:
-        limit = min([run.num_updates, *(point for point in run.restarts if point > after)])
+    for after, limit in pairwise((*run.restarts, run.num_updates)):
         before = excess[max(0, after - 30) : after]
         noise = float(np.nanstd(before)) if np.isfinite(before).any() else 0.0
         for end in sorted({min(after + horizon, limit) for horizon in HORIZONS}):
@@ -159,9 +144,9 @@ def find_transients(run: RunData, reference: RunData) -> tuple[Transient, ...]:
     return tuple(found)
 
 
-def _local_mean(curve: Curve) -> Curve:
+def _local_mean(curve: Values) -> Values:
     from scipy.ndimage import uniform_filter1d
 
     filled = np.nan_to_num(curve, nan=float(np.nanmean(curve)) if np.isfinite(curve).any() else 0.0)
-    mean: Curve = uniform_filter1d(filled, TREND_WIDTH, mode="nearest")
+    mean: Values = uniform_filter1d(filled, TREND_WIDTH, mode="nearest")
     return mean

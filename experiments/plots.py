@@ -78,12 +78,9 @@ def _draw_contrasts(directory: Path, judged: Sequence[Judged], margin: float, un
 
 
 def _figure(height: float = 4.4) -> Any:
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
-    figure = Figure(figsize=(9, height), layout="constrained")
-    FigureCanvasAgg(figure)
-    return figure
+    return Figure(figsize=(9, height), layout="constrained")
 
 
 def _save(figure: Any, path: Path) -> None:
@@ -96,5 +93,5 @@ def _save(figure: Any, path: Path) -> None:
         axes.tick_params(labelsize=8)
     drawn = io.BytesIO()
     figure.savefig(drawn, dpi=100)
-    colours = Image.open(drawn).convert("RGB").quantize(256, method=Image.Quantize.FASTOCTREE, dither=Image.Dither.NONE)
+    colours = Image.open(drawn).convert("RGB").quantize(256, method=Image.Quantize.FASTOCTREE)
     colours.save(path, optimize=True)

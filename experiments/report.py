@@ -12,6 +12,7 @@ import hashlib
 import json
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -25,6 +26,7 @@ from experiments.design import START, StudyPlan
 from experiments.errors import GateFailed, StudyError
 from experiments.files import StudyPaths
 from experiments.gates import check_gates
+from experiments.history import StudyHistory
 from experiments.outcomes import StudyData, read_study
 from experiments.plots import PLOTS, draw_plots
 from experiments.runner import read_registered
@@ -66,10 +68,10 @@ def build_report(paths: StudyPaths, directory: Path) -> CommandResult:
     data = read_study(plan, history, paths)
     if not data.seeds(plan.study.reference):
         raise StudyError(f"arm {plan.study.reference} has no complete run yet", "continue with `chronicle experiment run`")
-    _measure(data, directory)
+    _measure(data, history, directory)
     folder = _Folder(directory)
     _write_report(folder)
-    return _result(folder, entry=_record(paths, data, folder))
+    return _result(folder, entry=_record(paths, folder))
 
 
 def judge_folder(directory: Path) -> CommandResult:
@@ -130,7 +132,7 @@ class _Folder:
 # --- What was measured
 
 
-def _measure(data: StudyData, directory: Path) -> None:
+def _measure(data: StudyData, history: StudyHistory, directory: Path) -> None:
     """Check the controls and write the raw files. Raises `GateFailed`."""
     checks = check_gates(data)
     broken = [check for check in checks if not check.ok]
@@ -144,9 +146,9 @@ def _measure(data: StudyData, directory: Path) -> None:
     _write_json(directory / "plan.json", data.plan.to_json())
     _write_json(directory / MEASURED, {
         "v": VERSION, "read": f"trainer: `{shlex.join(data.plan.study.trainer.command)}`",
-        "checkpoint": data.starts[0].result.weights if data.starts else None,
-        "restarts": {arm: len(data.of_arm(arm)[0].restarts) for arm in data.arms},
-        "stopped": dict(data.stopped), "open": list(data.open)})
+        "checkpoint": history.done[START][-1].weights if START in history.done else None,
+        "restarts": {arm: len(run.restarts) for (arm, _), run in data.runs.items()},
+        "stopped": dict(history.stopped), "open": history.open_runs(data.plan)})
 
 
 # --- What follows
@@ -225,7 +227,7 @@ def _contrast_table(judged: Sequence[Judged]) -> ReportTable:
         rows.append((one.name, one.asked.formula, *cells, str(one.verdict)))
     header = ("contrast", "difference", "pairs", "independent units", "mean", "95 % interval", "t p", "sign-flip p",
               "90 % interval", "TOST p", "signed-rank p / TOST", "verdict")
-    return ReportTable(name="contrast-table", header=header, rows=tuple(rows))
+    return ReportTable("contrast-table", header, rows)
 
 
 def _span(low: float, high: float) -> str:
@@ -245,7 +247,7 @@ def _transient_means(folder: _Folder) -> ReportTable:
                      f"{peak:+.3f}", f"{recovered:g}"))
     header = ("arm", "channel", "updates after a restart", "restarts", "identical batches", "area (× updates)",
               "95 % interval over independent units", "peak", "median updates to recover")
-    return ReportTable(name="transient-means", header=header, rows=tuple(rows))
+    return ReportTable("transient-means", header, rows)
 
 
 def _by_arm(table: ReportTable) -> Transients:
@@ -282,7 +284,7 @@ def _secondary(folder: _Folder) -> ReportTable:
                 number = str(round(found.df + 1))
                 rows.append((contrast.name, name, number, format_bpb(found.mean), _span(*found.interval(0.95))))
     header = ("contrast", "outcome (not primary, no verdict)", "independent units", "mean", "95 % interval")
-    return ReportTable(name="secondary", header=header, rows=tuple(rows), show=24)
+    return ReportTable("secondary", header, rows, 24)
 
 
 def _figure(name: str, numbers: str = "") -> str:
@@ -294,9 +296,7 @@ def _summary(folder: _Folder) -> dict[str, Any]:
     for one in folder.judged:
         r = one.result
         if r is not None:
-            numbers = {name: getattr(r, name) for name in ("mean", "low", "high", "inner_low", "inner_high")}
-            contrasts[one.name] = {**numbers, "pairs": r.num_pairs, "units": r.num_units, "n": count_units(one),
-                                   "verdict": str(one.verdict)}
+            contrasts[one.name] = {**asdict(r), "n": count_units(one), "verdict": str(one.verdict)}
     plan = folder.plan
     return {"study": plan.study.name, "profile": plan.profile.name, "plan_hash": plan.plan_hash, "contrasts": contrasts,
             "stopped": folder.measured["stopped"], "open": folder.measured["open"]}
@@ -305,27 +305,27 @@ def _summary(folder: _Folder) -> dict[str, Any]:
 # --- The journal entry
 
 
-def _record(paths: StudyPaths, data: StudyData, folder: _Folder) -> str:
+def _record(paths: StudyPaths, folder: _Folder) -> str:
     """Write the journal entry of this report (docs/studies.md) and return its id; an equal report gets no second entry."""
     files = {name: hashlib.sha256((folder.directory / name).read_bytes()).hexdigest() for name in FILES}
     for entry, report in events_of(read_journal(paths.journal).entries, StudyReport):
         if dict(report.files) == files:
             return entry.id
-    study, verdicts, evidence, arms = data.plan.study, folder.verdicts, [], []
+    plan, measured, verdicts, evidence, arms = folder.plan, folder.measured, folder.verdicts, [], []
     for name, caption in PLOTS.items():
         stored = store_file(paths.journal, folder.directory / f"{name}.png")
         evidence.append({**stored, "kind": "plot", "what": caption})
-    for arm in map(study.arm, folder.arms):
+    for arm in map(plan.study.arm, folder.arms):
         read = " ".join(map(str, arm.slices))
-        arms.append({"id": arm.name, "name": arm.says, "restarts": folder.measured["restarts"][arm.name], "data": read})
+        arms.append({"id": arm.name, "name": arm.says, "restarts": measured["restarts"][arm.name], "data": read})
     report = StudyReport(
-        plan_hash=data.plan.plan_hash, study=study.name, profile=data.plan.profile.name,
-        checkpoint=folder.measured["checkpoint"], seeds=tuple(sorted({seed for _, seed in data.runs})), verdicts=verdicts,
-        stopped=dict(data.stopped), arms=tuple(arms), questions=tuple({"q": q, "answer": said} for q, said in folder.told),
+        plan_hash=plan.plan_hash, study=plan.study.name, profile=plan.profile.name, checkpoint=measured["checkpoint"],
+        seeds=tuple(sorted(set().union(*folder.outcomes.values()))), verdicts=verdicts, stopped=measured["stopped"],
+        arms=tuple(arms), questions=tuple({"q": q, "answer": said} for q, said in folder.told),
         evidence=tuple(evidence), files=files)
     settled = ", ".join(f"{name} {verdict}" for name, verdict in verdicts.items())
     with JournalWriter(paths.journal) as writer:
-        return writer.write(report, title=f"{study.title} {settled}"[:200]).id
+        return writer.write(report, title=f"{plan.study.title} {settled}"[:200]).id
 
 
 def _write_csv(directory: Path, table: ReportTable) -> None:

@@ -13,7 +13,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from chronicle.cli.options import ExitCode
@@ -31,11 +31,11 @@ from chronicle.launch.admission import find_alive, list_launches
 from chronicle.launch.containment import die_with_parent
 from chronicle.launch.ending import last_exception
 from chronicle.launch.processes import signal_name
-from experiments.design import Leg, StudyPlan, StudyRun
+from experiments.design import StudyPlan, StudyRun
 from experiments.errors import NotRegistered, StudyError
-from experiments.files import StudyPaths
-from experiments.history import Finished, StudyHistory, list_ready, read_history
-from experiments.launches import checkpoint_after, command_words, is_treated, read_leg
+from experiments.files import RESULTS, LegResult, StudyPaths
+from experiments.history import StudyHistory, list_ready, read_history
+from experiments.launches import LegLaunch
 from rollback.checkpoint.manifest import MANIFEST_NAME
 
 POLL_SECONDS = 0.1
@@ -62,12 +62,9 @@ def register_study(paths: StudyPaths, plan: StudyPlan, writer: JournalWriter) ->
         raise NotRegistered(f"`{paths.study_dir}` has another registered plan than {plan.plan_hash[:12]}",
                             "give the changed study another --name: a registered plan cannot change")
     if registered is None:
-        study, profile = plan.study, plan.profile
-        entry = StudyRegistered(
-            study=study.name, profile=profile.name, seeds=profile.seeds, arms=plan.arm_names, primary=study.primary,
-            margin_bpb=study.margin_bpb, alpha=study.alpha, study_digest=plan.study_hash, plan_hash=plan.plan_hash,
-            contrasts=tuple([c.name, c.plus, c.minus, c.family] for c in study.contrasts), plan=plan.to_json())
-        title = f"study {study.name}, profile {profile.name}: {plan.num_launches} launches, plan {plan.plan_hash[:12]}"
+        study, profile = plan.study.name, plan.profile.name
+        title = f"study {study}, profile {profile}: {plan.num_launches} launches, plan {plan.plan_hash[:12]}"
+        entry = StudyRegistered(study=study, profile=profile, plan_hash=plan.plan_hash, plan=plan.to_json())
         writer.write(entry, title=title)
 
 
@@ -97,11 +94,11 @@ def run_study(
         try:
             keeper.work(jobs, sleep)
         finally:
-            keeper.stop_all()
+            for running in keeper.running.values():
+                running.stop()
     history = _history(paths)
     complete = tuple(run.name for run in plan.runs if history.is_complete(run))
-    rest = tuple(run.name for run in plan.runs if run.name not in history.stopped and run.name not in complete)
-    return StudyOutcome(complete=complete, stopped=dict(history.stopped), open=rest)
+    return StudyOutcome(complete=complete, stopped=dict(history.stopped), open=tuple(history.open_runs(plan)))
 
 
 @dataclass(kw_only=True)
@@ -131,10 +128,6 @@ class _Keeper:
                 waited += POLL_SECONDS
             sleep(POLL_SECONDS)
 
-    def stop_all(self) -> None:
-        for running in self.running.values():
-            running.stop()
-
     def _fill(self, jobs: int) -> set[str]:
         """Start the launches that may start; return the runs whose launch by another runner is still alive."""
         busy = set[str]()
@@ -146,12 +139,12 @@ class _Keeper:
             if not self.launcher.is_free(run):
                 busy.add(run.name)
                 continue
-            started = StudyLaunch(run=run.name, arm=run.arm, seed=run.seed, leg=leg.number)
-            self.writer.write(started, title=f"{run.name}, launch {leg.number} of {len(run.legs)}")
+            launch = LegLaunch(self.plan, run, leg, self.paths)
+            self.writer.write(StudyLaunch(**launch.named), title=f"{run.name}, {launch.title}")
             try:
-                self.running[run.name] = self.launcher.start(self.plan, run, leg)
+                self.running[run.name] = self.launcher.start(launch)
             except OSError as problem:
-                self._stop(run, leg, f"could not be started: {problem.strerror}: `{problem.filename}`")
+                self._stop(launch, f"could not be started: {problem.strerror}: `{problem.filename}`")
         return busy
 
     def _collect(self) -> bool:
@@ -163,41 +156,46 @@ class _Keeper:
                 continue
             any_ended = True
             del self.running[name]
-            if code == ExitCode.CANNOT_START and not self.launcher.is_free(running.run):
+            launch = running.launch
+            if code == ExitCode.CANNOT_START and not self.launcher.is_free(launch.run):
                 continue  # another runner launched this run first; the run is not stopped
             try:
                 if code:
                     raise StudyError(running.explain(code))
-                self._done(running.run, running.leg, running.finish())
+                self._done(launch, running.finish())
             except StudyError as problem:
-                self._stop(running.run, running.leg, problem.message)
+                self._stop(launch, problem.message)
         return any_ended
 
-    def _done(self, run: StudyRun, leg: Leg, finished: Finished) -> None:
-        entry = StudyLeg(run=run.name, arm=run.arm, seed=run.seed, leg=leg.number, launch=finished.launch,
-                         guard=finished.guard, result=asdict(finished.result))
-        self.writer.write(entry, title=f"{run.name}, launch {leg.number} of {len(run.legs)} done")
+    def _done(self, launch: LegLaunch, found: LegResult) -> None:
+        result = {name: getattr(found, name) for name in RESULTS}
+        entry = StudyLeg(**launch.named, launch=found.launch, guard=found.guard, result=result)
+        self.writer.write(entry, title=f"{launch.run.name}, {launch.title} done")
         done = sum(map(len, _history(self.paths).done.values()))
-        self.say(f"{run.name}: launch {leg.number} of {len(run.legs)} done; {done} of {self.plan.num_launches} launches")
+        self.say(f"{launch.run.name}: {launch.title} done; {done} of {self.plan.num_launches} launches")
 
-    def _stop(self, run: StudyRun, leg: Leg, reason: str) -> None:
-        stopped = StudyStop(run=run.name, arm=run.arm, seed=run.seed, leg=leg.number, reason=reason)
-        self.stopped.add(run.name)
-        self.writer.write(stopped, title=f"{run.name} is stopped: {reason}")
-        self.say(f"{run.name}: stopped at launch {leg.number} of {len(run.legs)}: {reason}")
+    def _stop(self, launch: LegLaunch, reason: str) -> None:
+        name = launch.run.name
+        self.stopped.add(name)
+        self.writer.write(StudyStop(**launch.named, reason=reason), title=f"{name} is stopped: {reason}")
+        self.say(f"{name}: stopped at {launch.title}: {reason}")
 
 
 # --- Starting one launch
 
 CHRONICLE = (sys.executable, "-m", "chronicle.cli.main")  # from this installation, whatever PATH says
 GRACE_SECONDS = 10
-INHERITED = ("CHRONICLE_RUN", "CHRONICLE_RUN_DIR", "CHRONICLE_LAUNCH", "CHRONICLE_LAUNCH_DIR", "CHRONICLE_TOKEN",
-             "CHRONICLE_CHECKPOINTS", "CHRONICLE_OUTPUT", "CHRONICLE_GUARD", "CHRONICLE_FRESH_START")
+FOR_A_STUDY = {
+    "CHRONICLE_MLFLOW_URI": "off",  # hundreds of short launches, and the study has its own report
+    "OMP_NUM_THREADS": "1",
+    "MKL_NUM_THREADS": "1",
+    "CUBLAS_WORKSPACE_CONFIG": ":4096:8",
+}
 
 
 @dataclass(slots=True)
 class ChronicleLauncher:
-    """Starts `chronicle run -- …` with the study's trainer in this environment."""
+    """Starts `chronicle run -- …` with the study's trainer in this environment, without what another launch left there."""
 
     paths: StudyPaths
     environ: Mapping[str, str]
@@ -207,27 +205,24 @@ class ChronicleLauncher:
         paths = self.paths.run(run.name)
         return not find_alive(paths, list_launches(read_journal(paths).entries))
 
-    def start(self, plan: StudyPlan, run: StudyRun, leg: Leg) -> Running:
+    def start(self, launch: LegLaunch) -> Running:
         """Start one launch. Its output goes to a file of the study."""
-        output = self.paths.output_path(run.name, leg.number)
+        output = self.paths.output_path(launch.run.name, launch.leg.number)
         output.parent.mkdir(parents=True, exist_ok=True)
-        environ = {key: value for key, value in self.environ.items() if key not in INHERITED}
-        environ.setdefault("CHRONICLE_MLFLOW_URI", "off")  # hundreds of short launches, and the study has its own report
-        environ |= {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "CUBLAS_WORKSPACE_CONFIG": ":4096:8"}
-        if is_treated(plan, run, leg):
+        environ = {key: value for key, value in self.environ.items() if not key.startswith("CHRONICLE_")} | FOR_A_STUDY
+        if launch.is_treated:
             environ["CHRONICLE_GUARD"] = "warn"  # it differs on purpose: the guard's word is recorded
         with output.open("ab") as sink:
             process = subprocess.Popen(
-                self.command(plan, run, leg), stdin=subprocess.DEVNULL, stdout=sink, stderr=sink, env=environ,
+                self.command(launch), stdin=subprocess.DEVNULL, stdout=sink, stderr=sink, env=environ,
                 preexec_fn=die_with_parent(signal.SIGTERM))
-        return Running(process, self.paths, plan, run, leg, output)
+        return Running(process, launch, output)
 
-    def command(self, plan: StudyPlan, run: StudyRun, leg: Leg) -> list[str]:
+    def command(self, launch: LegLaunch) -> list[str]:
         """Return the command line of a launch."""
-        where = ["--run", run.name, "--logs", str(self.paths.runs_dir), "--checkpoints",
-                 str(self.paths.checkpoints_dir(run.name))]
-        words = command_words(plan, run, leg, self.paths, sys.executable)
-        return [*CHRONICLE, "run", "--grace", str(GRACE_SECONDS), *where, "--", *words]
+        name = launch.run.name
+        where = ["--run", name, "--logs", str(self.paths.runs_dir), "--checkpoints", str(self.paths.checkpoints_dir(name))]
+        return [*CHRONICLE, "run", "--grace", str(GRACE_SECONDS), *where, "--", *launch.words(sys.executable)]
 
 
 @dataclass(slots=True)
@@ -235,36 +230,31 @@ class Running:
     """A running launch."""
 
     process: subprocess.Popen[bytes]
-    paths: StudyPaths
-    plan: StudyPlan
-    run: StudyRun
-    leg: Leg
+    launch: LegLaunch
     output: Path
     told: bool = False  # that its leg is over
 
     def poll(self) -> int | None:
         """Return the exit code, None while it runs; negative or 128 + n means a signal."""
-        code = self.process.poll()
-        if self.plan.study.trainer.stop != "checkpoint":
+        code, launch = self.process.poll(), self.launch
+        if launch.plan.study.trainer.stop != "checkpoint":
             return code
-        if not self.told and (checkpoint_after(self.plan, self.run, self.leg.last, self.paths) / MANIFEST_NAME).exists():
+        if not self.told and (launch.checkpoint / MANIFEST_NAME).exists():
             self.told = True
-            if code is None and self.leg is not self.run.legs[-1]:
+            if code is None and not launch.is_last:
                 self.process.terminate()
-        return 0 if self.told and code is not None and self.leg is not self.run.legs[-1] else code
+        return 0 if self.told and code is not None and not launch.is_last else code
 
-    def finish(self) -> Finished:
+    def finish(self) -> LegResult:
         """Return the result of a launch that ended with 0. Raises `StudyError` where it left none."""
-        run_paths = self.paths.run(self.run.name)
-        entries = read_journal(run_paths).entries
+        name = self.launch.run.name
+        entries = read_journal(self.launch.paths.run(name)).entries
         own = [entry.launch for entry, start in events_of(entries, LaunchStart) if start.pid == self.process.pid]
         if not own or own[-1] is None:
-            raise StudyError(f"run `{self.run.name}` has no launch in its journal")
-        launch = own[-1]
-        result = read_leg(self.plan, self.run, self.leg, self.paths, launch)
-        words = {said.verdict for entry, said in events_of(entries, GuardVerdict) if entry.launch == launch}
+            raise StudyError(f"run `{name}` has no launch in its journal")
+        words = {said.verdict for entry, said in events_of(entries, GuardVerdict) if entry.launch == own[-1]}
         guard = next((word for word in ("refused", "warned", "unverified", "passed") if word in words), None)
-        return Finished(result=result, launch=launch, guard=guard)
+        return self.launch.read(own[-1], guard)
 
     def explain(self, code: int) -> str:
         """Return in words why a launch ended with a code other than 0."""

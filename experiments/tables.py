@@ -15,19 +15,20 @@ from typing import TypeAlias
 import numpy as np
 
 from experiments.gates import GateCheck
-from experiments.outcomes import Curve, StudyData, excess_over, find_transients
+from experiments.outcomes import StudyData, excess_over, find_transients
+from experiments.statistics import Values
 
 NEAR = 60  # updates shown around a restart
 DIGITS = 6
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class ReportTable:
     """Rows of text under a header. The CSV `name` holds all rows; the page shows the first `show` (None: all)."""
 
     name: str
     header: tuple[str, ...]
-    rows: tuple[tuple[str, ...], ...]
+    rows: Sequence[tuple[str, ...]]
     show: int | None = None
 
 
@@ -36,8 +37,8 @@ ReportBlock: TypeAlias = str | ReportTable  # a paragraph or heading in Markdown
 
 def measured_tables(data: StudyData, checks: Sequence[GateCheck]) -> list[ReportTable]:
     """Return everything that was measured, a table each."""
-    controls = tuple((check.name, check.what, check.found) for check in checks)
-    return [_outcomes(data), ReportTable(name="controls", header=("control", "what", "found"), rows=controls),
+    controls = [(check.name, check.what, check.found) for check in checks]
+    return [_outcomes(data), ReportTable("controls", ("control", "what", "found"), controls),
             _around_restarts(data), _transients(data)]
 
 
@@ -46,29 +47,30 @@ def _outcomes(data: StudyData) -> ReportTable:
     names = (data.plan.study.trainer.outcome, *data.plan.study.trainer.also, "bounce")
     runs = [(arm, seed, data.runs[arm, seed]) for arm in data.arms for seed in data.seeds(arm)]
     rows = [(arm, str(seed), *(f"{run.outcome(name):.7f}" for name in names)) for arm, seed, run in runs]
-    return ReportTable(name="outcomes", header=("arm", "seed", *names), rows=tuple(rows))
+    return ReportTable("outcomes", ("arm", "seed", *names), rows)
 
 
 def _around_restarts(data: StudyData) -> ReportTable:
     """The mean excess loss at every update around a restart."""
     rows = []
     for arm in data.arms:
-        cuts, is_same, twin = [], True, data.plan.twin_of(arm)
+        cuts, same, twin = [], [], data.plan.twin_of(arm)
         for seed in data.seeds(arm, twin):
             run = data.runs[arm, seed]
             excess, identical = excess_over(run, data.runs[twin, seed])
             ends = (0, *run.restarts, run.num_updates)
             for before, after, end in zip(ends, run.restarts, ends[2:], strict=False):
                 cuts.append(_cut(excess, after, before, end))
-                is_same = is_same and bool(identical[after : after + NEAR].all())
+                same.append(identical[after : after + NEAR].all())
         if cuts:
-            word = "yes" if is_same else "no"
-            rows += [(arm, word, str(at - NEAR), _text(value)) for at, value in enumerate(_mean(cuts))]
+            word = "yes" if all(same) else "no"
+            mean = np.ma.masked_invalid(cuts).mean(axis=0).filled(np.nan)
+            rows += [(arm, word, str(at - NEAR), f"{value:.{DIGITS}g}") for at, value in enumerate(mean)]
     header = ("arm", "identical_batches", "updates_after_restart", "excess_bpb")
-    return ReportTable(name="transients", header=header, rows=tuple(rows))
+    return ReportTable("transients", header, rows)
 
 
-def _cut(curve: Curve, after: int, begin: int, end: int) -> Curve:
+def _cut(curve: Values, after: int, begin: int, end: int) -> Values:
     """The curve at offsets −NEAR … NEAR of a restart, 0 the last update before it; NaN beyond the neighbouring restarts."""
     padded = np.full(len(curve) + 2 * NEAR + 1, np.nan)  # its element NEAR is the last update before a restart at 0
     padded[NEAR + 1 + begin : NEAR + 1 + end] = curve[begin:end]
@@ -87,19 +89,7 @@ def _transients(data: StudyData) -> ReportTable:
                 rows.append((one.run, str(one.after), "loss", same, str(one.num_updates), f"{one.area:+.4f}",
                              f"{one.peak:+.4f}", back))
     header = ("run", "after update", "channel", "identical batches", "updates", "area", "peak", "recovered after")
-    return ReportTable(name="transient-table", header=header, rows=tuple(rows))
-
-
-def _mean(curves: Sequence[Curve]) -> Curve:
-    """The mean of curves where any has a value."""
-    stacked = np.stack(curves)
-    counts = np.isfinite(stacked).sum(axis=0)
-    mean: Curve = np.where(counts > 0, np.nansum(stacked, axis=0) / np.maximum(counts, 1), np.nan)
-    return mean
-
-
-def _text(value: float) -> str:
-    return f"{value:.{DIGITS}g}"
+    return ReportTable("transient-table", header, rows)
 
 
 # --- Markdown and CSV
@@ -134,7 +124,7 @@ def format_csv(table: ReportTable) -> str:
 def parse_csv(name: str, text: str, show: int | None = None) -> ReportTable:
     """Return the table of a CSV file."""
     header, *rows = csv.reader(io.StringIO(text))
-    return ReportTable(name=name, header=tuple(header), rows=tuple(map(tuple, rows)), show=show)
+    return ReportTable(name, tuple(header), list(map(tuple, rows)), show)
 
 
 def column(table: ReportTable, name: str) -> Mapping[str, dict[int, float]]:

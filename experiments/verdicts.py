@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from experiments.definition import Study
+from experiments.definition import CELLS, EFFECTS, AnswerRule, Study
 from experiments.design import StudyPlan
 from experiments.statistics import Estimate, Unit, adjust_holm, analyse
 
@@ -106,17 +106,14 @@ def judge_bounce(
 
 def _factorial(cells: Mapping[str, str], outcomes: Outcomes) -> list[tuple[Question, dict[int, float]]]:
     """Main effects and interaction of {fresh, repeated} × {continuous, restarted}, at seeds where all four are complete."""
-    names = ("fresh-continuous", "fresh-restarted", "repeated-continuous", "repeated-restarted")
-    columns = [outcomes.get(cells[name], {}) for name in names]
+    columns = [outcomes.get(cells[name], {}) for name in CELLS]
     seeds = sorted(set.intersection(*map(set, columns)))
-    fresh, fresh_restarted, repeated, repeated_restarted = np.array([[column[seed] for seed in seeds] for column in columns])
-    on_fresh, on_repeated = fresh_restarted - fresh, repeated_restarted - repeated
-    of_continuous, of_restarted = repeated - fresh, repeated_restarted - fresh_restarted
-    effects = (("restart, main effect", "half of (fresh + repeated)", (on_fresh + on_repeated) / 2),
-               ("repetition, main effect", "half of (continuous + restarted)", (of_continuous + of_restarted) / 2),
-               ("interaction", "restart on repeated − restart on fresh", on_repeated - on_fresh))
-    return [(Question(name, formula, "factorial"), dict(zip(seeds, values.tolist(), strict=True)))
-            for name, formula, values in effects]
+    table = np.array([[column[seed] for seed in seeds] for column in columns])
+    asked = []
+    for name, (formula, weights) in EFFECTS.items():
+        differences = dict(zip(seeds, np.dot(weights, table).tolist(), strict=True))
+        asked.append((Question(name, formula, "factorial"), differences))
+    return asked
 
 
 def judge(
@@ -190,11 +187,6 @@ def count_units(one: Judged) -> str:
     return f"n = {r.num_units} ({r.num_pairs} pairs: {crossed})"
 
 
-def _interval(one: Judged) -> str:
-    assert one.result is not None
-    return f"{format_bpb(one.result.low)} to {format_bpb(one.result.high)}"
-
-
 def _few(one: Judged) -> str:
     if not one.differences:
         return "no pair"
@@ -236,20 +228,21 @@ def what_would_settle(one: Judged) -> str:
 def answer_questions(study: Study, judged: Sequence[Judged]) -> list[tuple[str, str]]:
     """Return the questions of the study with their answers; a study without questions gets its main contrasts."""
     by_name = {one.name: one for one in judged}
-    asked = [(rule.name, rule.by, rule.cannot) for rule in study.answers]
-    if not asked:
-        asked = [(c.question or c.name, (c.name,), "") for c in study.contrasts if c.family == "main"]
+    rules = study.answers
+    if not rules:
+        main = [one for one in study.contrasts if one.family == "main"]
+        rules = tuple(AnswerRule(name=one.question or one.name, by=(one.name,)) for one in main)
     told = []
-    for question, names, cannot in asked:
-        found = [by_name[name] for name in names if name in by_name]
+    for rule in rules:
+        found = [by_name[name] for name in rule.by if name in by_name]
         if not found:
             continue
         said = _plainly(found[0])
         if found[1:]:
             said += f" Beside it: {'; '.join(map(_short, found[1:]))}."
-        if cannot:
-            said += f" What this cannot say: {cannot}"
-        told.append((question, said))
+        if rule.cannot:
+            said += f" What this cannot say: {rule.cannot}"
+        told.append((rule.name, said))
     return told
 
 
@@ -265,9 +258,9 @@ def _plainly(one: Judged) -> str:
     r = one.result
     if r is None:
         return f"Not tested: {_few(one)}, two independent units are the least."
-    where = (f"difference: 95 % interval {_interval(one)}, t {format_p(r.t_p)}, sign-flip {format_p(r.sign_flip_p)}; "
-             f"equivalence: 90 % interval {format_bpb(r.inner_low)} to {format_bpb(r.inner_high)}, TOST {format_p(r.tost_p)}; "
-             f"{count_units(one)}")
+    where = (f"difference: 95 % interval {format_bpb(r.low)} to {format_bpb(r.high)}, t {format_p(r.t_p)}, "
+             f"sign-flip {format_p(r.sign_flip_p)}; equivalence: 90 % interval {format_bpb(r.inner_low)} to "
+             f"{format_bpb(r.inner_high)}, TOST {format_p(r.tost_p)}; {count_units(one)}")
     is_control = one.asked.family == "control"
     if one.verdict is EffectVerdict.DIFFERENCE:
         return f"An effect: {_direction(one)} ({where})."

@@ -988,19 +988,19 @@ class TelemetryConstant(JournalEvent, kind=EntryKind.TELEMETRY_CONSTANT):
 
 
 class StudyRegistered(JournalEvent, kind=EntryKind.EXPERIMENT_REGISTER):
-    """A study's plan, written before its first launch."""
+    """A study's plan, written before its first launch; parts of it stand beside it in entries of before December 2026."""
 
     study: str
     profile: str
-    seeds: Any
-    arms: tuple[str, ...]
-    primary: str
-    margin_bpb: float | None
-    alpha: float | None
-    contrasts: tuple[Any, ...]
-    study_digest: str
     plan_hash: str
     plan: Mapping[str, Any]
+    seeds: Any = None
+    arms: tuple[str, ...] = ()
+    primary: str = ""
+    margin_bpb: float | None = None
+    alpha: float | None = None
+    contrasts: tuple[Any, ...] = ()
+    study_digest: str = ""
 
 
 class StudyLaunch(JournalEvent, kind=EntryKind.EXPERIMENT_LAUNCH):

@@ -4,11 +4,10 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 
 from chronicle.metrics.log import MetricsWriter
-from experiments.design import Leg, StudyPlan, StudyRun
+from experiments.design import Leg, StudyRun
 from experiments.errors import StudyError
 from experiments.files import LegResult, StudyPaths
-from experiments.history import Finished
-from experiments.launches import placeholders
+from experiments.launches import LegLaunch
 
 Fate = Callable[[StudyRun, Leg], int | Exception]
 Values = Callable[[StudyRun, Leg, int], Mapping[str, float]]
@@ -33,51 +32,51 @@ class FakeLauncher:
     def is_free(self, run: StudyRun) -> bool:
         return next(self.busy_polls.get(run.name, iter(())), None) is None
 
-    def start(self, plan: StudyPlan, run: StudyRun, leg: Leg) -> "FakeRunning":
-        self.started.append((run.name, leg.number))
-        fate = self.fate(run, leg)
+    def start(self, launch: LegLaunch) -> "FakeRunning":
+        self.started.append((launch.run.name, launch.leg.number))
+        fate = self.fate(launch.run, launch.leg)
         if isinstance(fate, Exception):
             raise fate
-        return FakeRunning(self, plan, run, leg, fate)
+        return FakeRunning(self, launch, fate)
 
-    def digests(self, plan: StudyPlan, run: StudyRun, leg: Leg) -> list[int]:
+    def digests(self, launch: LegLaunch) -> list[int]:
         """One per update of the leg."""
-        order = int(placeholders(plan, run, leg, self.paths, "")["order"])
-        return [at + 10_000 * order for part in plan.positions(run, leg) for at in part]
+        order = int(launch.placeholders("")["order"])
+        return [at + 10_000 * order for part in launch.plan.positions(launch.run, launch.leg) for at in part]
 
 
 @dataclass
 class FakeRunning:
     launcher: FakeLauncher
-    plan: StudyPlan
-    run: StudyRun
-    leg: Leg
+    launch: LegLaunch
     code: int
 
     def poll(self) -> int | None:
         return self.code
 
-    def finish(self) -> Finished:
-        fake, leg = self.launcher, self.leg
-        launch = fake.started.count((self.run.name, leg.number)) + 10 * leg.number
-        with MetricsWriter(fake.paths.curves_path(self.run.name, launch)) as metrics:
+    def finish(self) -> LegResult:
+        fake, run, leg = self.launcher, self.launch.run, self.launch.leg
+        number = fake.started.count((run.name, leg.number)) + 10 * leg.number
+        trainer = self.launch.plan.study.trainer
+        called = {"loss": trainer.loss, "eval/mixture": trainer.outcome}  # by the trainer
+        with MetricsWriter(fake.paths.curves_path(run.name, number)) as metrics:
             updates = range(leg.first + 1, leg.last + 1)
-            for update, digest in zip(updates, fake.digests(self.plan, self.run, leg), strict=True):
-                values = {"lr": 0.1, "data_digest": digest, **fake.values(self.run, leg, update)}
-                metrics.write(self.plan.profile.start_updates + update, values)
-        final = dict(fake.final(self.run)) if leg is self.run.legs[-1] else {}
-        result = LegResult(weights=fake.weights(self.run), moments="m", final=final)
-        return Finished(result=result, launch=launch, guard="passed")
+            for update, digest in zip(updates, fake.digests(self.launch), strict=True):
+                values = {"lr": 0.1, "data_digest": digest, **fake.values(run, leg, update)}
+                step = self.launch.plan.profile.start_updates + update
+                metrics.write(step, {called.get(name, name): value for name, value in values.items()})
+        final = dict(fake.final(run)) if self.launch.is_last else {}
+        return LegResult(weights=fake.weights(run), moments="m", final=final, launch=number, guard="passed")
 
     def explain(self, code: int) -> str:
         return f"ended with code {code}"
 
     def stop(self) -> None:
-        self.launcher.stopped.append(self.run.name)
+        self.launcher.stopped.append(self.launch.run.name)
 
 
 class NoResult(FakeRunning):
     """A launch that says it is done and left nothing."""
 
-    def finish(self) -> Finished:
+    def finish(self) -> LegResult:
         raise StudyError("no usable result")

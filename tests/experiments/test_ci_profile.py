@@ -13,9 +13,9 @@ from chronicle.journal import read_journal
 from chronicle.journal.events import EntryKind
 from experiments.definition import find_study
 from experiments.design import StudyPlan, plan_study
-from experiments.files import StudyPaths
-from experiments.history import Finished, list_ready, read_history
-from experiments.launches import read_leg, resume_path
+from experiments.files import LegResult, StudyPaths
+from experiments.history import list_ready, read_history
+from experiments.launches import LegLaunch
 from experiments.outcomes import read_study
 from experiments.report import build_report
 from experiments.runner import ChronicleLauncher, read_registered, run_study
@@ -58,10 +58,10 @@ def test_exact_restarts_in_fresh_processes_change_no_bit(paths: StudyPaths) -> N
     data = read_study(*read_registered(paths), paths)
     one, other = data.runs["A", 0], data.runs["A-prime", 0]
     assert len(other.finished) == 4
-    assert one.finished[-1].result.weights == other.finished[-1].result.weights
-    assert one.finished[-1].result.moments == other.finished[-1].result.moments
-    assert one.channel("loss").tolist() == other.channel("loss").tolist()
-    assert len(set(one.channel("loss").tolist())) == 40
+    assert one.finished[-1].weights == other.finished[-1].weights
+    assert one.finished[-1].moments == other.finished[-1].moments
+    assert one.channels["loss"].tolist() == other.channels["loss"].tolist()
+    assert len(set(one.channels["loss"].tolist())) == 40
 
 
 @pytest.mark.sample
@@ -95,8 +95,9 @@ def test_every_launch_went_through_chronicle_run_with_the_guard_on(paths: StudyP
 @pytest.mark.sample
 def test_training_learned_something(paths: StudyPaths) -> None:
     """The losses are a model's: below the coin flip, falling."""
-    data = read_study(*read_registered(paths), paths)
-    assert 8.0 > data.starts[0].result.final["eval_bpb"] > data.runs["A", 0].final["eval_bpb"] > 2.0
+    plan, history = read_registered(paths)
+    data = read_study(plan, history, paths)
+    assert 8.0 > history.done["start"][-1].final["eval_bpb"] > data.runs["A", 0].final["eval_bpb"] > 2.0
 
 
 @pytest.fixture(scope="module")
@@ -114,22 +115,19 @@ def ablated(paths: StudyPaths, tmp_path_factory: pytest.TempPathFactory) -> tupl
 class StartedLauncher(ChronicleLauncher):
     """Takes the start from a finished study: same profile, same data, same checkpoint."""
 
-    def start(self, plan, run, leg):  # type: ignore[no-untyped-def]
-        if run.name != "start":
-            return super().start(plan, run, leg)
-        return Taken(self, plan)
+    def start(self, launch):  # type: ignore[no-untyped-def]
+        return Taken(launch) if launch.run.name == "start" else super().start(launch)
 
 
 class Taken:
-    def __init__(self, launcher: ChronicleLauncher, plan: StudyPlan) -> None:
-        self.launcher, self.plan, self.run = launcher, plan, plan.run("start")
-        self.leg = self.run.legs[0]
+    def __init__(self, launch: LegLaunch) -> None:
+        self.launch = launch
 
     def poll(self) -> int:
         return 0
 
-    def finish(self) -> Finished:
-        return Finished(result=read_leg(self.plan, self.run, self.leg, self.launcher.paths, 1), launch=1, guard="passed")
+    def finish(self) -> LegResult:
+        return self.launch.read(1, "passed")
 
     def stop(self) -> None:
         """Nothing runs."""
@@ -145,10 +143,10 @@ def test_planted_losses_of_state_take_place_and_the_guard_notices_them(ablated: 
     for arm in ("B-opt", "B-lr"):
         run = data.runs[arm, 0]
         assert [finished.guard for finished in run.finished] == ["passed", "warned"]
-        assert run.channel("data_digest").tolist() == base.channel("data_digest").tolist()
-        assert run.channel("loss")[:21].tolist() == base.channel("loss")[:21].tolist()
-        assert run.channel("loss")[24] != base.channel("loss")[24]
-        assert (run.channel("lr").tolist() == base.channel("lr").tolist()) == (arm == "B-opt")
+        assert run.channels["data_digest"].tolist() == base.channels["data_digest"].tolist()
+        assert run.channels["loss"][:21].tolist() == base.channels["loss"][:21].tolist()
+        assert run.channels["loss"][24] != base.channels["loss"][24]
+        assert (run.channels["lr"].tolist() == base.channels["lr"].tolist()) == (arm == "B-opt")
 
 
 def test_a_stray_file_in_a_checkpoint_stops_that_run_and_the_rest_goes_on(
@@ -164,11 +162,11 @@ def test_a_stray_file_in_a_checkpoint_stops_that_run_and_the_rest_goes_on(
         shutil.copytree(finished.study_dir / part, paths.study_dir / part)
 
     class Careless(StartedLauncher):
-        def start(self, plan, run, leg):  # type: ignore[no-untyped-def]
-            if (run.name, leg.number) == ("A-prime-s0", 2):
-                checkpoint = resume_path(plan, run, leg, paths) / "accelerator_state"
+        def start(self, launch):  # type: ignore[no-untyped-def]
+            if (launch.run.name, launch.leg.number) == ("A-prime-s0", 2):
+                checkpoint = launch.resume_path / "accelerator_state"
                 shutil.copy(checkpoint / "custom_checkpoint_0.pkl", checkpoint / "custom_checkpoint_0.pkl.orig")
-            return super().start(plan, run, leg)
+            return super().start(launch)
 
     outcome = run_study(plan, paths, Careless(paths, dict(os.environ)), jobs=2, only=["start", "A-prime-s0", "C0-s0"])
     assert set(outcome.stopped) == {"A-prime-s0"}

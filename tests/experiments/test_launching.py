@@ -12,7 +12,7 @@ from experiments.definition import find_study
 from experiments.design import START, StudyPlan, plan_study
 from experiments.errors import StudyError
 from experiments.files import StudyPaths
-from experiments.launches import resume_path
+from experiments.launches import LegLaunch
 from experiments.runner import ChronicleLauncher, Running
 
 
@@ -33,12 +33,12 @@ def ended(launcher: ChronicleLauncher, plan: StudyPlan, said: str, code: int = 0
     output.write_text(said)
     process = subprocess.Popen([sys.executable, "-c", f"raise SystemExit({code})"])
     process.wait()
-    return Running(process, launcher.paths, plan, run, run.legs[0], output)
+    return Running(process, LegLaunch(plan, run, run.legs[0], launcher.paths), output)
 
 
 def test_every_launch_goes_through_chronicle_run(plan: StudyPlan, launcher: ChronicleLauncher) -> None:
     run = plan.run("B-s0")
-    command = launcher.command(plan, run, run.legs[1])
+    command = launcher.command(LegLaunch(plan, run, run.legs[1], launcher.paths))
     assert command[1:4] == ["-m", "chronicle.cli.main", "run"]
     trainer = command[command.index("--") + 1 :]
     assert trainer[1:3] == ["-m", "experiments.trainer"]
@@ -49,11 +49,11 @@ def test_every_launch_goes_through_chronicle_run(plan: StudyPlan, launcher: Chro
 def test_a_first_leg_loads_the_start_and_later_ones_their_own_run(plan: StudyPlan, launcher: ChronicleLauncher) -> None:
     paths, start = launcher.paths, plan.profile.start_updates
     first, second = plan.run("B-s0").legs[:2]
-    assert resume_path(plan, plan.run(START), plan.run(START).legs[0], paths) is None
+    assert LegLaunch(plan, plan.run(START), plan.run(START).legs[0], paths).resume_path is None
     own = paths.checkpoints_dir("B-s0") / f"opt_step-{start + 10}"
-    assert resume_path(plan, plan.run("B-s0"), second, paths) == own
+    assert LegLaunch(plan, plan.run("B-s0"), second, paths).resume_path == own
     common = paths.checkpoints_dir(START) / f"opt_step-{start}"
-    assert resume_path(plan, plan.run("B-s0"), first, paths) == common
+    assert LegLaunch(plan, plan.run("B-s0"), first, paths).resume_path == common
 
 
 @pytest.mark.parametrize(

@@ -235,8 +235,8 @@ def test_data_that_differ_before_the_treatment_refuse_the_report(spoiled: Spoile
     """The seed's accidental A/A test, which failed unseen: B and C differed before their first restart."""
     _, launcher = spoiled
     original = launcher.digests
-    launcher.digests = lambda plan, run, leg: [  # type: ignore[method-assign]
-        digest + (run.arm == "B" and position == 3) for position, digest in enumerate(original(plan, run, leg))]
+    launcher.digests = lambda launch: [  # type: ignore[method-assign]
+        digest + (launch.run.arm == "B" and position == 3) for position, digest in enumerate(original(launch))]
     with pytest.raises(GateFailed, match="A/A B-s0: data differ from update 4 on"):
         build_report(run_small(spoiled), tmp_path)
 
@@ -244,8 +244,9 @@ def test_data_that_differ_before_the_treatment_refuse_the_report(spoiled: Spoile
 def test_a_treatment_that_did_not_take_place_refuses_the_report(spoiled: Spoiled, tmp_path: Path) -> None:
     _, launcher = spoiled
     original = launcher.digests
-    launcher.digests = lambda plan, run, leg: original(  # type: ignore[method-assign]
-        plan, replace(run, arm="A-prime", legs=plan.run("A-prime-s0").legs) if run.arm == "B" else run, leg)
+    exact = small_plan(1, ("A", "B")).run("A-prime-s0").legs
+    launcher.digests = lambda launch: original(  # type: ignore[method-assign]
+        replace(launch, run=replace(launch.run, arm="A-prime", legs=exact)) if launch.run.arm == "B" else launch)
     with pytest.raises(GateFailed, match="the treatment did not take place"):
         build_report(run_small(spoiled), tmp_path)
 

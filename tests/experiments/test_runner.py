@@ -14,6 +14,7 @@ from experiments.design import START, Leg, StudyPlan, StudyRun, plan_study
 from experiments.errors import NotRegistered
 from experiments.files import StudyPaths
 from experiments.history import list_ready, read_history
+from experiments.launches import LegLaunch
 from experiments.outcomes import read_study
 from experiments.runner import read_registered, run_study
 from tests.experiments.fakes import FakeLauncher
@@ -64,7 +65,7 @@ def test_the_registration_comes_before_the_first_launch(plan: StudyPlan, paths: 
     kinds = [entry.kind for entry in read_journal(paths.journal).entries]
     assert kinds[:2] == [EntryKind.EXPERIMENT_REGISTER, EntryKind.EXPERIMENT_LAUNCH]
     entry = next(read_journal(paths.journal).of_kind(EntryKind.EXPERIMENT_REGISTER))
-    assert entry.data["margin_bpb"] == 0.02
+    assert entry.data["plan"]["study"]["margin_bpb"] == 0.02
     assert entry.data["plan_hash"] == plan.plan_hash
     assert read_registered(paths)[0].plan_hash == plan.plan_hash
 
@@ -116,7 +117,7 @@ def test_a_leg_reported_twice_counts_once(plan: StudyPlan, paths: StudyPaths) ->
     after = read_history(read_journal(paths.journal).entries)
     assert after == before
     data = read_study(plan, after, paths)
-    assert [len(run.channel("loss")) for run in data.runs.values()] == [8] * 6
+    assert [len(run.channels["loss"]) for run in data.runs.values()] == [8] * 6
 
 
 @pytest.mark.parametrize(
@@ -143,9 +144,9 @@ def test_a_launch_that_leaves_no_result_is_not_counted(plan: StudyPlan, paths: S
     from tests.experiments.fakes import NoResult
 
     class Silent(FakeLauncher):
-        def start(self, plan: StudyPlan, run: StudyRun, leg: Leg):  # type: ignore[no-untyped-def]
-            running = super().start(plan, run, leg)
-            return NoResult(self, plan, run, leg, 0) if run.name == "X-s1" else running
+        def start(self, launch: LegLaunch):  # type: ignore[no-untyped-def]
+            running = super().start(launch)
+            return NoResult(self, launch, 0) if launch.run.name == "X-s1" else running
 
     outcome = run_study(plan, paths, Silent(paths), sleep=no_sleep)
     assert outcome.stopped == {"X-s1": "no usable result"}
@@ -169,9 +170,9 @@ def test_stopped_runs_are_tried_again_by_the_next_runner(plan: StudyPlan, paths:
 
 def test_launches_under_way_are_ended_when_the_runner_is_interrupted(plan: StudyPlan, paths: StudyPaths) -> None:
     class Endless(FakeLauncher):
-        def start(self, plan: StudyPlan, run: StudyRun, leg: Leg):  # type: ignore[no-untyped-def]
-            running = super().start(plan, run, leg)
-            running.code = 0 if run.arm == START else None  # type: ignore[assignment]
+        def start(self, launch: LegLaunch):  # type: ignore[no-untyped-def]
+            running = super().start(launch)
+            running.code = 0 if launch.run.arm == START else None  # type: ignore[assignment]
             return running
 
     def interrupt(seconds: float) -> None:

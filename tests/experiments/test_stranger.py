@@ -19,14 +19,7 @@ from experiments.design import START, StudyPlan, plan_study
 from experiments.errors import BadStudy, StudyError
 from experiments.files import StudyPaths
 from experiments.gates import check_gates, find_treatment
-from experiments.launches import (
-    command_words,
-    digest_checkpoint,
-    is_treated,
-    placeholders,
-    read_leg,
-    resume_path,
-)
+from experiments.launches import LegLaunch, digest_checkpoint
 from experiments.outcomes import read_study
 from experiments.report import build_report
 from experiments.runner import read_registered
@@ -111,7 +104,7 @@ def paths(tmp_path: Path) -> StudyPaths:
 
 def words(plan: StudyPlan, paths: StudyPaths, run: str, leg: int) -> list[str]:
     one = plan.run(run)
-    return command_words(plan, one, one.legs[leg - 1], paths, "python")
+    return LegLaunch(plan, one, one.legs[leg - 1], paths).words("python")
 
 
 # --- The definition
@@ -175,9 +168,9 @@ def test_settings_are_the_arms_and_after_a_restart_its_own(many: StudyPlan, plan
     for name, leg, treated in (("base", 1, False), ("moments", 1, False), ("moments", 2, True), ("warmed", 2, True),
                                ("other", 2, True), ("exact", 2, False)):  # fmt: skip
         run = many.run(f"{name}-s0")
-        assert is_treated(many, run, run.legs[leg - 1]) is treated, name
+        assert LegLaunch(many, run, run.legs[leg - 1], paths).is_treated is treated, name
     again = plan.run("again-s0")
-    assert is_treated(plan, again, again.legs[0])  # it reads other data than the checkpoint expects
+    assert LegLaunch(plan, again, again.legs[0], paths).is_treated  # it reads other data than the checkpoint expects
 
 
 def test_a_restart_at_0_treats_the_common_checkpoint_in_one_launch(many: StudyPlan, paths: StudyPaths) -> None:
@@ -185,15 +178,15 @@ def test_a_restart_at_0_treats_the_common_checkpoint_in_one_launch(many: StudyPl
     plan = plan_study(parse_study(text), "many")
     run = plan.run("at-once-s4")
     (leg,) = run.legs
-    assert (leg.first, leg.last, is_treated(plan, run, leg)) == (0, 40, True)
+    assert (leg.first, leg.last, LegLaunch(plan, run, leg, paths).is_treated) == (0, 40, True)
     told = words(plan, paths, "at-once-s4", 1)
     assert "--batch_size=6" in told and "--batch_size=7" in words(plan, paths, "base-s4", 1)
     assert f"--init_from={paths.checkpoints_dir('start2').resolve() / 'iter-20'}" in told
     base = plan.run("base-s4")
-    assert not is_treated(plan, base, base.legs[0])  # what a profile sets is no treatment
-    found = placeholders(plan, run, leg, paths, "python")
+    assert not LegLaunch(plan, base, base.legs[0], paths).is_treated  # what a profile sets is no treatment
+    found = LegLaunch(plan, run, leg, paths).placeholders("python")
     assert found["order"] == 1
-    assert placeholders(plan, base, base.legs[0], paths, "python")["order"] == 0
+    assert LegLaunch(plan, base, base.legs[0], paths).placeholders("python")["order"] == 0
     assert [name for name in (one.name for one in plan.runs) if name.startswith("exact")] == ["exact-s0", "exact-s3"]
 
 
@@ -211,7 +204,7 @@ def test_seeds_are_crossed_with_common_checkpoints(many: StudyPlan, paths: Study
     last = many.run("base-s5")
     assert (many.start_of(last).name, many.order_seed(last)) == ("start2", 2)
     assert "--seed=2" in words(many, paths, "base-s5", 1) and "--seed=1" in words(many, paths, "start2", 1)
-    assert resume_path(many, last, last.legs[0], paths) == paths.checkpoints_dir("start2") / "iter-20"
+    assert LegLaunch(many, last, last.legs[0], paths).resume_path == paths.checkpoints_dir("start2") / "iter-20"
 
 
 # --- State lost in a copy
@@ -241,11 +234,11 @@ def leave(plan: StudyPlan, paths: StudyPaths, lines: list[str], step: int = 60) 
 def test_curves_and_outcome_are_read_from_printed_lines(plan: StudyPlan, paths: StudyPaths) -> None:
     leave(plan, paths, [f"iter {i}: loss {3 - i / 100:.4f}, lr 0.01" for i in range(15, 63)] + ["step 60: val loss 2.25"])
     run = plan.run("base-s0")
-    result = read_leg(plan, run, run.legs[0], paths, 1)
+    result = LegLaunch(plan, run, run.legs[0], paths).read(1, None)
     assert dict(result.final) == {"val_loss": 2.25}
     points = list(read_metrics(paths.curves_path("base-s0", 1)))
     assert [point.step for point in points] == list(range(21, 61))  # neither what came before nor what came after the leg
-    assert points[-1].values == {"eval/mixture": 2.25, "loss": 2.4, "lr": 0.01}
+    assert points[-1].values == {"val_loss": 2.25, "loss": 2.4, "lr": 0.01}
 
 
 @pytest.mark.parametrize(
@@ -263,7 +256,7 @@ def test_what_a_launch_did_not_leave_is_said(
     leave(plan, paths, lines, step)
     run = plan.run("base-s0")
     with pytest.raises(StudyError) as problem:
-        read_leg(plan, run, run.legs[0], paths, 1)
+        LegLaunch(plan, run, run.legs[0], paths).read(1, None)
     assert said in problem.value.message
 
 
@@ -285,8 +278,8 @@ def test_data_that_nobody_logged_are_not_called_equal(plan: StudyPlan, paths: St
     from tests.experiments.fakes import FakeLauncher
 
     class Printed(FakeLauncher):
-        def start(self, plan, run, leg):  # type: ignore[no-untyped-def]
-            running = super().start(plan, run, leg)
+        def start(self, launch):  # type: ignore[no-untyped-def]
+            running, run, leg = super().start(launch), launch.run, launch.leg
             finish = running.finish
 
             def written():  # type: ignore[no-untyped-def]

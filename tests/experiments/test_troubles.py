@@ -16,8 +16,9 @@ import pytest
 from chronicle.journal import read_journal
 from chronicle.journal.events import EntryKind
 from experiments.definition import parse_study
-from experiments.design import START, Leg, StudyPlan, StudyRun, plan_study
+from experiments.design import START, plan_study
 from experiments.files import StudyPaths
+from experiments.launches import LegLaunch
 from experiments.outcomes import read_study
 from experiments.runner import ChronicleLauncher, Running, read_registered, run_study
 
@@ -78,11 +79,11 @@ class Troubled(ChronicleLauncher):
 
     well = False
 
-    def start(self, plan: StudyPlan, run: StudyRun, leg: Leg) -> Running:
-        running = super().start(plan, run, leg)
-        if self.well or (run.arm, leg.number) != ("killed", 2):
+    def start(self, launch: LegLaunch) -> Running:
+        running = super().start(launch)
+        if self.well or (launch.run.arm, launch.leg.number) != ("killed", 2):
             return running
-        return KilledOnTheWay(running, running.process.pid, self.paths.run(run.name).metrics_path(2))  # type: ignore[attr-defined, return-value]
+        return KilledOnTheWay(running, running.process.pid, self.paths.run(launch.run.name).metrics_path(2))  # type: ignore[attr-defined, return-value]
 
 
 @pytest.fixture(scope="module")
@@ -116,7 +117,7 @@ def test_a_killed_launch_a_full_disk_and_a_run_without_data_stop_their_runs_alon
     legs = Counter((entry.data["run"], entry.data["leg"]) for entry in entries.of_kind(EntryKind.EXPERIMENT_LEG))
     assert stopped == {"killed-s0": 1, "full-s0": 1, "starved-s0": 2} and max(legs.values()) == 1
     data = read_study(*read_registered(paths), paths)
-    losses = {run.run.arm: run.channel("loss").tolist() for run in data.runs.values()}
+    losses = {run.run.arm: run.channels["loss"].tolist() for run in data.runs.values()}
     assert set(losses) == {"base", "exact", "killed", "full"}
     assert all(curve == losses["base"] for curve in losses.values())  # killed on the way, and still bit for bit
     assert len(set(losses["base"])) == 128
