@@ -149,7 +149,7 @@ MUTANTS: tuple[Mutant, ...] = (
     _study("Estimate.is_real", "max(self.t_p, self.sign_flip_p) <= alpha", "min(self.t_p, self.sign_flip_p) <= alpha"),
     _study("average", "setdefault(unit_of(pair), []).append(value)", "setdefault((pair,), []).append(value)"),
     _model("HeldOutGate._find_fault", "if not math.isfinite(bpb):", "if False:"),
-    _study("read_history", "setdefault(number, finished)", "update({number: finished})"),
+    _study("read_history", "setdefault(number, result)", "update({number: result})"),
     _study("_compare_until_treated", "equal[channel] < limit", "False"),
 )
 

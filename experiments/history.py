@@ -44,7 +44,8 @@ def read_history(entries: Iterable[Entry]) -> StudyHistory:
                 plan = registered.plan
             case StudyLeg(leg=int(number), launch=int(launch)) as leg:
                 measured = {name: leg.result[name] for name in RESULTS}
-                done.setdefault(leg.run, {}).setdefault(number, LegResult(**measured, launch=launch, guard=leg.guard))
+                result = LegResult(**measured, launch=launch, guard=leg.guard)
+                done.setdefault(leg.run, {}).setdefault(number, result)
                 stopped.pop(leg.run, None)
             case StudyStop() as stop:
                 stopped[stop.run] = stop.reason

@@ -19,7 +19,6 @@ from experiments.outcomes import StudyData, excess_over, find_transients
 from experiments.statistics import Values
 
 NEAR = 60  # updates shown around a restart
-DIGITS = 6
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +64,7 @@ def _around_restarts(data: StudyData) -> ReportTable:
         if cuts:
             word = "yes" if all(same) else "no"
             mean = np.ma.masked_invalid(cuts).mean(axis=0).filled(np.nan)
-            rows += [(arm, word, str(at - NEAR), f"{value:.{DIGITS}g}") for at, value in enumerate(mean)]
+            rows += [(arm, word, str(at - NEAR), f"{value:.6g}") for at, value in enumerate(mean)]
     header = ("arm", "identical_batches", "updates_after_restart", "excess_bpb")
     return ReportTable("transients", header, rows)
 
