@@ -38,9 +38,8 @@ def plan(
     """
 
     planned = _plan(study, profile)
-    counts = {"launches": planned.num_launches, "updates": planned.num_updates}
-    data = {"plan_hash": planned.plan_hash, **counts, **planned.to_json()}
-    return CommandResult(text=format_study_plan(planned), data=data)
+    data = {"plan_hash": planned.plan_hash, "launches": planned.num_launches, "updates": planned.num_updates}
+    return CommandResult(text=format_study_plan(planned), data=data | planned.to_json())
 
 
 @app.command()
@@ -109,8 +108,7 @@ def _plan(study: str, profile: str) -> StudyPlan:
 
 
 def _paths(name: str, logs: Path | None) -> StudyPaths:
-    settings = load_settings(Path.cwd(), os.environ, run=name, logs=logs)
-    return StudyPaths(settings.paths.run_dir)
+    return StudyPaths(load_settings(Path.cwd(), os.environ, run=name, logs=logs).paths.run_dir)
 
 
 def _say(line: str) -> None:

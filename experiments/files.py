@@ -40,8 +40,8 @@ class StudyPaths:
         return self.study_dir / "output" / f"{name}-leg{leg}.txt"
 
     def curves_path(self, name: str, launch: int) -> Path:
-        """What a launch logged, in the study's names of channels."""
-        return self.run(name).launch_dir(launch) / "study-curves.jsonl"
+        """What a launch logged, under the names of its trainer."""
+        return self.run(name).launch_dir(launch) / "curves.jsonl"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -62,8 +62,8 @@ def _check_exact(data: StudyData) -> Iterator[GateCheck]:
     one, other = data.plan.study.gate
     what = f"{other} ends as {one}, bit for bit: outcomes, tensors of the last checkpoint"
     if not data.seeds(one, other):
-        found = f"no seed at which both {one} and {other} are complete"
-        yield GateCheck(name="exact restart", what=what, ok=False, found=found)
+        yield GateCheck(
+            name="exact restart", what=what, ok=False, found=f"no seed at which both {one} and {other} are complete")
     for seed in data.seeds(one, other):
         last, end = data.runs[one, seed].finished[-1], data.runs[other, seed].finished[-1]
         differ = [name for name in RESULTS if getattr(last, name) != getattr(end, name)]

@@ -49,8 +49,7 @@ def read_history(entries: Iterable[Entry]) -> StudyHistory:
                 stopped.pop(leg.run, None)
             case StudyStop() as stop:
                 stopped[stop.run] = stop.reason
-    in_order = {run: tuple(legs.values()) for run, legs in done.items()}
-    return StudyHistory(plan=plan, done=in_order, stopped=stopped)
+    return StudyHistory(plan=plan, done={run: tuple(legs.values()) for run, legs in done.items()}, stopped=stopped)
 
 
 def list_ready(plan: StudyPlan, history: StudyHistory, taken: Collection[str] = ()) -> Iterator[tuple[StudyRun, Leg]]:

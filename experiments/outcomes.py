@@ -14,6 +14,7 @@ import numpy as np
 
 from chronicle.metrics.log import read_metrics
 from experiments.design import START, StudyPlan, StudyRun
+from experiments.errors import StudyError
 from experiments.files import LegResult, StudyPaths
 from experiments.history import StudyHistory
 from experiments.statistics import Values
@@ -83,7 +84,12 @@ def _read_run(plan: StudyPlan, run: StudyRun, finished: tuple[LegResult, ...], p
     total = run.legs[-1].last
     rows: dict[int, Mapping[str, float]] = {}
     for leg, done in zip(run.legs, finished, strict=True):
-        for point in read_metrics(paths.curves_path(run.name, done.launch)):
+        path = paths.curves_path(run.name, done.launch)
+        if not path.exists():
+            raise StudyError(
+                f"launch {done.launch} of `{run.name}` left no `{path.name}`: an earlier version measured it, or it is gone",
+                "its report stays as it was; `chronicle experiment run STUDY --name NEW` measures anew")
+        for point in read_metrics(path):
             update = point.step - plan.profile.start_updates
             if leg.first < update <= leg.last:
                 rows[update] = point.values

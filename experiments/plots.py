@@ -60,10 +60,9 @@ def _draw_contrasts(directory: Path, judged: Sequence[Judged], margin: float, un
         main = " (main)" if one.asked.family == "main" else ""
         labels.append(f"{one.name}{main}\n{one.asked.formula}, {count_units(one).partition(' (')[0]}")
         colour = VERDICT_COLOURS.get(one.verdict, "#555555")
-        place = axes.get_yaxis_transform()
         axes.barh(row, 2 * one.margin, left=-one.margin, height=1, color="#009e73", alpha=0.12)
         axes.scatter(list(one.differences.values()), [row + 0.22] * len(one.differences), s=7, color="grey", alpha=0.6, lw=0)
-        axes.text(1.01, row, str(one.verdict), transform=place, va="center", fontsize=8, color=colour)
+        axes.text(1.01, row, str(one.verdict), transform=axes.get_yaxis_transform(), va="center", fontsize=8, color=colour)
         r = one.result
         if r is None:
             continue

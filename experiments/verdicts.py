@@ -19,7 +19,6 @@ from experiments.definition import CELLS, EFFECTS, AnswerRule, Study
 from experiments.design import StudyPlan
 from experiments.statistics import Estimate, Unit, adjust_holm, analyse
 
-ALPHA = 0.05
 LEAST_UNITS = 4  # below that an interval rests on the assumption of normality alone: no verdict, only numbers
 LEAST_FOR_SIGNS = 6  # below that the sign-flip test cannot fall under 5 %
 MOST_UNITS = 10_000
@@ -117,7 +116,7 @@ def _factorial(cells: Mapping[str, str], outcomes: Outcomes) -> list[tuple[Quest
 
 
 def judge(
-    asked: Sequence[tuple[Question, Mapping[int, float]]], *, margin: float, alpha: float = ALPHA,
+    asked: Sequence[tuple[Question, Mapping[int, float]]], *, margin: float, alpha: float = 0.05,
     unit: str = "bits per byte", robust: bool = False, unit_of: Callable[[int], Unit] = lambda seed: (seed,),
     kinds: tuple[str, ...] = ("seed",),
 ) -> tuple[Judged, ...]:

@@ -293,6 +293,17 @@ def test_lost_moments_leave_a_transient_of_the_planted_size(finished: StudyPaths
         assert one.area == pytest.approx(0.5 * sum(0.8**k for k in range(1, one.num_updates + 1)), rel=1e-3)
 
 
+def test_curves_that_are_gone_are_no_empty_curves(tmp_path: Path) -> None:
+    """An earlier version kept them in another file, under other names: nothing is compared with what is not there."""
+    paths = StudyPaths(tmp_path / "study")
+    small = small_plan(1, ("A", "B"))
+    run_study(small, paths, launcher_for(small, paths))
+    history = read_registered(paths)[1]
+    paths.curves_path("B-s0", history.done["B-s0"][0].launch).rename(tmp_path / "study-curves.jsonl")
+    with pytest.raises(StudyError, match=r"of `B-s0` left no `curves\.jsonl`"):
+        build_report(paths, tmp_path / "report")
+
+
 def test_a_bounce_is_judged_by_its_registered_margin_and_never_without_one(built: Path, plan: StudyPlan) -> None:
     """Mean excess after a restart by arm and horizon, over the units; the report answers the seed's question."""
     seeds = range(8)
