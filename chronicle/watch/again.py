@@ -7,6 +7,7 @@ the supervisor that calls this has signals to look at. How prints are compared a
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import datetime
 from pathlib import Path
@@ -31,9 +32,9 @@ from chronicle.prints.retaken import (
     RetakenCase,
     RetakenVerdict,
     Rise,
-    compare_rank,
     find_segment,
     judge_retaken,
+    retake_rank,
     rise_in,
 )
 from chronicle.resume.launch_facts import changed_facts, read_facts
@@ -62,6 +63,7 @@ class StepsAgain:
         self._told = False
         self._pass: Iterator[RankRetaken] | None = None
         self._ranks: list[RankRetaken] = []
+        self._moved: Counter[tuple[str, str]] = Counter()  # ranks by the kinds of their machines, then and now
         self._num_ranks = (0, 0)  # then and now, as the rings say
         self._began, self._pause_until = 0.0, 0.0
         self._are_changes_named = False
@@ -129,7 +131,8 @@ class StepsAgain:
             self._earlier = self._find(begins, first.name)
         if self._told or self._earlier is None:
             return False
-        self._ranks, self._began, self._pass = [], now, self._compare(own, self._earlier, begins.step)
+        self._ranks, self._moved, self._began = [], Counter(), now
+        self._pass = self._compare(own, self._earlier, begins.step)
         return True
 
     def _find(self, begins: Print, name: str) -> int | None:
@@ -167,8 +170,10 @@ class StepsAgain:
             if first is None:
                 first = found, mine
                 self._num_ranks = int(then.header.get("ranks") or 0), int(now.header.get("ranks") or 0)
-            hosts, machines = _both(then, now, "host"), _both(then, now, "machine")
-            yield compare_rank(now.rank, found, mine, first=first, hosts=hosts, machines=machines)
+            machines = _both(then, now, "machine")
+            if len(set(machines)) > 1:
+                self._moved[machines] += 1
+            yield retake_rank(now.rank, found, mine, first=first, hosts=_both(then, now, "host"))
 
     def _judge(self, *, is_over: bool) -> None:
         """Say what was found once it is settled: what differs has been taken by every rank, or the steps are over."""
@@ -181,8 +186,8 @@ class StepsAgain:
         steps_then = max(rank.taken[0] for rank in case.compared)
         steps_now = min(rank.taken[1] for rank in case.compared)
         is_settled = steps_now >= steps_then or case.came_again is not None
-        if found.verdict not in MAY_CHANGE and case.apart is not None:
-            is_settled = steps_now >= case.apart.step
+        if found.verdict not in MAY_CHANGE and case.first is not None:
+            is_settled = steps_now >= case.first.step
         if is_settled or is_over:
             self._told = True
             self._tell(case, found)
@@ -206,15 +211,19 @@ class StepsAgain:
         )
 
     def _changed(self, entries: Sequence[Entry]) -> list[tuple[str, str]]:
-        """(kind, words) of what differs between the two launches, as their first ranks recorded it."""
+        """(kind, words) of what differs between the two launches, as their first ranks recorded it, and kinds of machines."""
         assert self._earlier is not None
+        moved = [
+            ("arithmetic", f"another kind of machine on {number} of the ranks: {then} → {now}")
+            for (then, now), number in self._moved.items()
+        ]
         before = read_facts(self._paths.launch_dir(self._earlier))
         after = read_facts(self._paths.launch_dir(self._launch))
         if before is None or after is None or self._earlier == self._launch:
-            return []
+            return moved
         ends = [entry.ts for entry, _ in events_of(entries, LaunchEnd) if entry.launch == self._earlier]
         ended = datetime.fromisoformat(ends[-1]).timestamp() if ends else None
-        return [(fact.kind, fact.words) for fact in changed_facts(before, after, ended)]
+        return moved + [(fact.kind, fact.words) for fact in changed_facts(before, after, ended)]
 
     def _skips(self, entries: Sequence[Entry]) -> bool:
         """Whether a rollback between the two launches skips batches, or deals them anew."""
@@ -230,18 +239,17 @@ class StepsAgain:
 
     def _tell(self, case: RetakenCase, found: Retaken) -> None:
         """One line, one entry; an incident where ranks differ."""
-        apart = case.apart
         hosts = {str(rank.rank): list(rank.hosts) for rank in case.ranks if rank.rank in found.ranks}
         event = StepsRetaken(
             verdict=found.verdict.value,
             why=found.why,
             earlier=case.earlier,
             start=case.start,
-            first=min(rank.first_step for rank in case.compared),
+            first=case.steps[0],
             last=max(rank.last_step for rank in case.compared),
             ranks=len(case.compared),
-            parts=tuple(sorted(frozenset.intersection(*(rank.parts for rank in case.compared)))),
-            apart_step=None if apart is None else apart.step,
+            parts=tuple(sorted(case.parts)),
+            apart_step=None if case.first is None else case.first.step,
             apart_part=case.part,
             apart_ranks=found.ranks,
             hosts=hosts,
