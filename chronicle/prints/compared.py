@@ -1,8 +1,7 @@
 """Two records of prints, compared rank by rank: the first step that is another one, and in which part of it.
 
 Replays, relaunches and rehearsals all ask this. Parts are looked at in the order in which a step is taken: options, generators,
-batch, gradient and its norm, loss, weights. One that only one side has seen is not compared. How the models are set is read at
-the first step that differs: it tells only where something else differs, too.
+batch, gradient and its norm, loss, weights. One that only one side has seen is not compared.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -60,7 +59,6 @@ class RankCompared:
     unprinted: int = 0  # steps of the other side between these that the record lacks
     begins_equal: bool | None = None  # the weights before the first step; None: not printed
     apart: PrintDifference | None = None
-    set_anew: bool = False  # the models are set otherwise there, and were not before
     drawn: bool = False  # torch's generators stand elsewhere after it, and did not when it began
     unrestored: tuple[str, ...] = ()  # generators that stood elsewhere from the first step on, and had no effect
     entered_before: bool = False  # in the record something entered the model between the step of the checkpoint and its save
@@ -88,6 +86,11 @@ class Comparison:
         """The parts that were compared in each step of each rank."""
         parts = [rank.parts for rank in self.compared]
         return frozenset.intersection(*parts) if parts else frozenset()
+
+    @property
+    def unrestored(self) -> tuple[str, ...]:
+        """Generators that stood elsewhere from the first step on, and had no effect."""
+        return tuple(part for part in GENERATORS if any(part in rank.unrestored for rank in self.ranks))
 
     @property
     def begins_equal(self) -> bool | None:
@@ -156,7 +159,7 @@ def compare_rank(rank: int, record: Steps, other: Steps, *, start: int, until: i
     idle = [part for part in apart if part in GENERATORS]
     steps: list[int] = []
     parts = set(PARTS)
-    set_anew = was_set_anew = entered_before = False
+    entered_before = False
     for step in common:
         own, now = record[step], other[step]
         parts &= {part for part, (seen, _) in PARTS.items() if seen in own.seen & now.seen}
@@ -164,7 +167,6 @@ def compare_rank(rank: int, record: Steps, other: Steps, *, start: int, until: i
         if step == start + 1 and _lacks_what_came_before(own, now, apart):
             entered_before, apart = bool(apart), []
         steps.append(step)
-        was_set_anew, set_anew = set_anew, SeenParts.MODES in own.seen & now.seen and own.modes != now.modes
         if apart:
             break
     first = None
@@ -185,8 +187,7 @@ def compare_rank(rank: int, record: Steps, other: Steps, *, start: int, until: i
         unprinted=sum(start < one < max(steps, default=start) and one not in record for one in other),
         begins_equal=_begins_equal(record.get(start), begins, start),
         apart=first,
-        set_anew=first is not None and set_anew and not was_set_anew,
-        drawn=first is not None and apart[0] in RESULT and _is_drawn_otherwise(record, other, first.step),
+        drawn=first is not None and "torch" not in idle and apart[0] in RESULT and _is_drawn_otherwise(record, other, first.step),
         unrestored=tuple(idle),
         entered_before=entered_before,
     )
@@ -212,18 +213,18 @@ def _is_drawn_otherwise(record: Steps, other: Steps, step: int) -> bool:
 
 
 def differing_parts(own: Print, other: Print, left_out: Sequence[str] = ()) -> list[str]:
-    """The parts that differ; one that only one side has seen is not compared, nor a batch of which one side knows the labels."""
-    found = []
-    for part, (seen, _) in PARTS.items():
-        if part in left_out or seen not in own.seen & other.seen:
-            continue
+    """The parts that differ; one that only one side has seen is not compared, nor a batch of which one side knows the labels.
+
+    Another number of micro-batches comes first: generators are read when the first one enters.
+    """
+    seen = own.seen & other.seen
+    is_another_number = SeenParts.BATCH in seen and own.batches != other.batches
+    found = ["batch"] if is_another_number else []
+    if is_another_number or (own.seen ^ other.seen) & SeenParts.TARGETS:
+        left_out = (*left_out, "batch")
+    for part, (flag, _) in PARTS.items():
         one, two = getattr(own, part), getattr(other, part)
-        is_apart = one != two and repr(one) != repr(two)  # NaN is what it is
-        if part == "batch" and (own.seen ^ other.seen) & SeenParts.TARGETS:
-            is_apart = own.batches != other.batches
-        elif part == "batch":
-            is_apart = is_apart or own.batches != other.batches
-        if is_apart:
+        if part not in left_out and flag in seen and one != two and repr(one) != repr(two):  # NaN is what it is
             found.append(part)
     return found
 

@@ -413,7 +413,7 @@ def _result(case: RetakenCase) -> str:
     if case.loss_apart is not None:
         said += f"; the loss differs by at most {case.loss_apart:.1g} of it"
     said += _of_rise(case)
-    if any("torch" in rank.unrestored for rank in case.ranks):
+    if "torch" in case.unrestored:
         said += "; torch's generators stand elsewhere, without effect before it"
     if case.equal_before < 1:
         return f"{said}. State that no print holds (moments) may be another, or the arithmetic does not repeat itself"

@@ -16,8 +16,6 @@ newest print takes the place of the oldest. A print holds:
     torch      torch's generators (those of devices too) when the first micro-batch entered
     python     Python's generator then, numpy: NumPy's global one
     options    learning rates and other numbers of all parameter groups
-    modes      how the models are set when the first micro-batch enters (training or evaluation, dropout, frozen weights,
-               autocast)
     lr         LR of the first group
     loss       as it was logged for this step, in full precision
 
@@ -40,7 +38,7 @@ from chronicle.errors import ChronicleError
 
 VERSION = 6
 HEADER_BYTES = 1024
-LAYOUT = struct.Struct("<IIBBHQQIfIHHHH4xfd")  # 4 bytes were a checksum of the model's output
+LAYOUT = struct.Struct("<IIBBHQQIfIHHH6xfd")
 HEAD = struct.Struct("<IIB")  # step, seq, flags
 CHECK_AT, CHECK_END = 10, 12
 PRINT_BYTES = LAYOUT.size
@@ -60,7 +58,6 @@ class SeenParts(IntFlag):
     OPTIONS = 32
     LOSS = 64
     TARGETS = 128  # the batch is known with what the loss is computed from: labels too
-    MODES = 512
     NORM = 1024
 
 
@@ -73,7 +70,6 @@ BY_FIELD = {
     "weights": SeenParts.WEIGHTS,
     "torch": SeenParts.GENERATORS,
     "options": SeenParts.OPTIONS,
-    "modes": SeenParts.MODES,
     "size": SeenParts.NORM,
 }
 
@@ -94,7 +90,6 @@ class Print:
     python: int = 0
     numpy: int = 0
     options: int = 0
-    modes: int = 0
     lr: float = 0.0
     loss: float = math.nan
 
@@ -114,7 +109,6 @@ class Print:
             self.python,
             self.numpy,
             self.options,
-            self.modes,
             self.lr,
             self.loss,
         )
