@@ -170,6 +170,7 @@ def compare_rank(rank: int, record: Steps, other: Steps, *, start: int, until: i
         if apart:
             break
     first = None
+    drawn = False
     if apart:
         is_loss_equal = SeenParts.LOSS in own.seen & now.seen and not {"batch", "loss"} & set(apart)
         is_without_effect = is_loss_equal or (len(steps) > 1 and parts & set(RESULT))
@@ -179,6 +180,7 @@ def compare_rank(rank: int, record: Steps, other: Steps, *, start: int, until: i
             apart = differing_parts(own, now, idle)
             steps = [one for one in steps if one <= told]
         first = PrintDifference(step=step, parts=tuple(apart), ranks=(rank,), record=own, other=now)
+        drawn = "torch" not in idle and apart[0] in RESULT and _is_drawn_otherwise(record, other, step)
     return RankCompared(
         rank=rank,
         steps=tuple(steps),
@@ -187,7 +189,7 @@ def compare_rank(rank: int, record: Steps, other: Steps, *, start: int, until: i
         unprinted=sum(start < one < max(steps, default=start) and one not in record for one in other),
         begins_equal=_begins_equal(record.get(start), begins, start),
         apart=first,
-        drawn=first is not None and "torch" not in idle and apart[0] in RESULT and _is_drawn_otherwise(record, other, first.step),
+        drawn=drawn,
         unrestored=tuple(idle),
         entered_before=entered_before,
     )
@@ -204,7 +206,7 @@ def _lacks_what_came_before(own: Print, other: Print, apart: Sequence[str]) -> b
 
 
 def _is_drawn_otherwise(record: Steps, other: Steps, step: int) -> bool:
-    """Whether torch's generators stand elsewhere when the next batch enters; of optimizers that take turns with one, the first."""
+    """Whether torch's generators stand elsewhere when the next batch enters; optimizers may take turns with one batch."""
     for after in range(step + 1, step + 1 + MOST_TURNS):
         own, now = record.get(after), other.get(after)
         if own is not None and now is not None and SeenParts.GENERATORS in own.seen & now.seen:

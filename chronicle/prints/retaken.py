@@ -98,7 +98,7 @@ class RetakenCase(Comparison):
 
     @property
     def is_close_at_once(self) -> bool:
-        """Whether the first step differs, and all losses in their last digits alone: sums in another order, and seldom a fault."""
+        """Whether the first step differs, and all losses in their last digits alone: sums in another order, seldom a fault."""
         is_close = self.loss_apart is not None and self.loss_apart <= LAST_DIGITS
         return self.first is not None and self.equal_before < 1 and is_close
 
@@ -239,11 +239,10 @@ class Odd(NamedTuple):
     words: str
 
 
-def replicas_apart(case: RetakenCase, *, are_few: bool = True) -> Odd | None:
-    """Ranks that held the same weights and became two groups within one launch; None: none did.
+def replicas_apart(case: RetakenCase) -> Odd | None:
+    """The few ranks that held the same weights as the others and left them within one launch; None: none did.
 
-    Where each goes its own way, or one of two goes its own way in both launches, that is how they are trained. Of a few, their
-    nodes are named; of two halves nobody can tell who left whom.
+    Where each goes its own way, that is how they are trained. Of two halves nobody can tell who left whom.
     """
     if len(case.compared) != case.ranks_now:
         return None
@@ -255,16 +254,14 @@ def replicas_apart(case: RetakenCase, *, are_few: bool = True) -> Odd | None:
         ranks = tuple(left)
         if len(ranks) == len(case.ranks) - 1 > 1 and len(set(left.values())) == 1:
             ranks = (case.ranks[0].rank,)  # the others went together
-        num_others = len(case.ranks) - len(ranks)
-        is_usual = all(all(rank.strayed) for rank in case.ranks if rank.rank in left)
-        if (len(ranks) < num_others) is not are_few or (is_usual and not are_few):
-            continue
-        verb, its = ("holds", "it held") if len(ranks) == 1 else ("hold", "they held")
-        others = "rank" if num_others == 1 else f"{num_others:,}"
-        words = f"rank {_numbers(ranks)} of {launch} {verb} other weights than the other {others} from step {step:,} on, and {its} the same before"
-        if are_few:
-            return Odd(step, ranks, f"{words}: look at {_nodes(case, ranks, place)}")
-        return Odd(step, (), f"{words}: a fault on one of them, and nobody can tell on which")
+        others = len(case.ranks) - len(ranks)
+        if len(ranks) < others:
+            verb, its = ("holds", "it held") if len(ranks) == 1 else ("hold", "they held")
+            words = (
+                f"rank {_numbers(ranks)} of {launch} {verb} other weights than the other {others:,} from step {step:,} on, and "
+                f"{its} the same before: look at {_nodes(case, ranks, place)}"
+            )
+            return Odd(step, ranks, words)
     return None
 
 
@@ -428,7 +425,8 @@ V = RetakenVerdict
 # Of a row that names ranks `fits` gives them with their sentence (`Odd`).
 ROWS: tuple[Row, ...] = (
     Row("another number of ranks", lambda case: case.ranks_then != case.ranks_now, V.NOT_COMPARABLE,
-        lambda case: f"not comparable: {case.ranks_then} ranks took these steps in launch {case.earlier}, and {case.ranks_now} do now"),
+        lambda case: f"not comparable: {case.ranks_then} ranks took these steps in launch {case.earlier}, and {case.ranks_now} "
+        "do now"),
     Row("other weights to begin with", lambda case: case.begins_equal is False, V.NOT_COMPARABLE,
         lambda case: f"not comparable: the weights of step {case.start:,} are not those that launch {case.earlier} had"),
     Row("a replica strayed", replicas_apart, V.RANKS, str),
@@ -440,7 +438,6 @@ ROWS: tuple[Row, ...] = (
         V.NOT_COMPARABLE, lambda case: "not comparable: batches were skipped by the rollback"),
     Row("batch", lambda case: case.is_of_data, V.DATA, _other_batches),
     Row("the loss of some ranks", lone_losses, V.RANKS, str),
-    Row("replicas part", lambda case: _halves(case), V.RANKS, str),
     Row("the last digits", lambda case: case.is_close_at_once, V.CLOSE, _close),
     Row("generators", lambda case: case.part in GENERATORS, V.NOT_COMPARABLE,
         lambda case: f"not comparable {_from(case)}: {PARTS[case.part][1]} stand elsewhere"),
@@ -449,11 +446,6 @@ ROWS: tuple[Row, ...] = (
     Row("settings have changed", lambda case: case.named(*SETTINGS), V.CODE, _changed),
     Row("the result alone", lambda case: True, V.RESULT, _result),
 )  # fmt: skip
-
-
-def _halves(case: RetakenCase) -> Odd | None:
-    found = replicas_apart(case, are_few=False)
-    return found if found is not None and case.same_batches(found.step) and own_ranks(case) is None else None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

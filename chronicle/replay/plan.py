@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from chronicle.checkpoints import KnownStates, find_checkpoint_roots, find_verdict, known_states, with_launches
+from chronicle.checkpoints import KnownStates, find_present_roots, find_verdict, known_states, with_launches
 from chronicle.credentials import hidden_arguments
 from chronicle.errors import Refusal, UsageProblem
 from chronicle.journal import Entry, compute_lineage, read_journal
@@ -19,7 +19,7 @@ from chronicle.journal.events import GuardVerdict, LaunchStart, RollbackReceipt,
 from chronicle.journal.place import anchors_of
 from chronicle.launch.provenance import ALLOWED_VARIABLES
 from chronicle.launch.restarts import RESUME_FROM, RESUME_STEP
-from chronicle.paths import RunPaths, list_launch_numbers
+from chronicle.paths import list_launch_numbers
 from chronicle.rehearse.launches import checkpoints_below
 from chronicle.replay.closed import ensure_network_closes
 from chronicle.resume.ring import Ring, rings_of
@@ -33,8 +33,7 @@ KEPT_VARIABLES = ("CHRONICLE_BATCH_TEXT",)
 OF_A_REPLAY = {"CHRONICLE_GUARD": "warn", "CHRONICLE_PRINTS": "every", "CHRONICLE_REPLAY": "1"}
 OF_THE_JOB = re.compile(r"SLURM_\w+|MASTER_(ADDR|PORT)|NODE_RANK|TORCHELASTIC_\w+")
 FEW_FILES = 4  # of a script's own directory for each save
-TAKEN_BY_ANOTHER = "name the launch that took it: --launch N"
-PRINTED_BY = "guarded launches under `chronicle run` make them (docs/replay.md)"
+PRINTED_BY = "guarded launches under `chronicle run` make them (docs/replay.md); where another launch took the step: --launch N"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -104,9 +103,7 @@ def plan_replay(
     if until is not None and until < step:
         raise UsageProblem(f"--until is {until}: expected {step} or more")
     entries = read_journal(settings.paths).entries
-    number = launch or compute_lineage(entries).owner(step) or _taken_by(settings.paths, step)
-    rings = rings_of(settings.paths.launch_dir(number))
-    next_print = _next_print(rings, number, step)
+    number, rings, next_print = _launch_of(settings, entries, step, launch)
     start = ensure_replayable(entries, number, command, network=network)
     cwd = Path(start.cwd)
     roots = _roots(settings, entries, cwd)
@@ -155,37 +152,35 @@ def ensure_replayable(
     return starts[0]
 
 
-def _taken_by(paths: RunPaths, step: int) -> int:
-    """The launch that took a step which is not known to be in the lineage. Raises `Refusal` or `UsageProblem`."""
+def _launch_of(
+    settings: Settings, entries: Sequence[Entry], step: int, launch: int | None
+) -> tuple[int, Mapping[int, Ring], int]:
+    """The launch whose step it is, its prints by rank, and the first step from this one on of which all ranks have one.
+
+    Raises `Refusal` or `UsageProblem` where there is none, or more than one.
+    """
+    known = launch or compute_lineage(entries).owner(step)
     found = []
-    for number in list_launch_numbers(paths):
-        steps = [one for ring in rings_of(paths.launch_dir(number)).values() for one in ring.steps()]
-        if min(steps, default=step) <= step <= max(steps, default=0):
-            found.append(number)
+    for number in [known] if known else list_launch_numbers(settings.paths):
+        rings = rings_of(settings.paths.launch_dir(number))
+        printed = [set(ring.steps()) for ring in rings.values()]
+        common = set.intersection(*printed) if printed else set()
+        first = min((one.step for ring in rings.values() for one in ring.prints), default=step)
+        if first < step <= max(common, default=0):
+            found.append((number, rings, min(one for one in common if one >= step)))
     if not found:
-        raise Refusal(f"run {paths.name} has no prints of step {step}, so there is nothing to compare a replay with", PRINTED_BY)
+        where = f"launch {known}" if known else f"run {settings.run}"
+        raise Refusal(f"{where} has no prints of step {step} or after it: nothing to compare a replay with", PRINTED_BY)
     if len(found) > 1:
-        numbers = ", ".join(map(str, found))
-        raise UsageProblem(f"step {step} was taken by launches {numbers}, none of them in the present lineage", TAKEN_BY_ANOTHER)
-    return found[0]
-
-
-def _next_print(rings: Mapping[int, Ring], number: int, step: int) -> int:
-    """The first step from this one on of which all ranks have a print. Raises `Refusal` where there is none."""
-    printed = [set(ring.steps()) for ring in rings.values()]
-    common = set.intersection(*printed) if printed else set()
-    first = min((one.step for ring in rings.values() for one in ring.prints), default=step)
-    found = min((one for one in common if one >= step), default=None)
-    if found is None or first >= step:
-        known = f"; it has steps {min(common)} to {max(common)}" if common else ""
-        raise Refusal(
-            f"launch {number} has no prints of step {step} or after it, so there is nothing to compare a replay with{known}",
-            TAKEN_BY_ANOTHER if common else PRINTED_BY,
+        numbers = ", ".join(str(number) for number, _, _ in found)
+        raise UsageProblem(
+            f"step {step} was taken by launches {numbers}, none of them in the present lineage", "name one: --launch N"
         )
+    number, rings, _ = found[0]
     ranks = next(iter(rings.values())).header.get("ranks")
     if ranks != len(rings):
         raise Refusal(f"launch {number} had {ranks} ranks, and prints of {len(rings)} are here")
-    return found
+    return found[0]
 
 
 def is_wide(root: Path, directory: Path) -> bool:
@@ -195,11 +190,7 @@ def is_wide(root: Path, directory: Path) -> bool:
 
 def _roots(settings: Settings, entries: Sequence[Entry], cwd: Path) -> tuple[Path, ...]:
     """Where checkpoints lie: as it is told or recorded; else, below `cwd`, where states are that the guard saw being taken."""
-    found = [
-        *([settings.checkpoints_dir] if settings.checkpoints_dir else []),
-        *find_checkpoint_roots(entries, None, Path.cwd()),
-        *map(Path, anchors_of(settings.paths).roots),
-    ]
+    found = [*find_present_roots(settings, entries), *map(Path, anchors_of(settings.paths).roots)]
     if not found:
         wanted = {saved.identity for _, saved in events_of(entries, StateSaved) if saved.identity}
         states = known_states(entries)

@@ -22,7 +22,7 @@ from chronicle.journal import Entry, JournalWriter, read_journal
 from chronicle.journal.events import GuardVerdict, LaunchEnd, Replayed, events_of
 from chronicle.launch.launchers import build_environment
 from chronicle.paths import list_launch_numbers
-from chronicle.prints.compared import Prints, compare_prints, differing_parts
+from chronicle.prints.compared import RESULT, Prints, compare_prints
 from chronicle.rehearse.launches import Until, play
 from chronicle.replay.closed import landlock_version
 from chronicle.replay.plan import Plan, is_recorded
@@ -91,17 +91,12 @@ def replay(plan: Plan, *, say: Say = lambda line: None) -> Replay:
 def plays_agree(case: ReplayCase, one: Played, two: Played) -> bool | None:
     """Whether two plays tell the same of what differs from the record; None: nothing could be compared.
 
-    Of what enters a step, that part of that step; of a result all steps: noise that seldom shows may show behind the first
-    difference. Of a launch that made its weights by itself, whether both began with the same ones.
+    All steps count: noise that seldom shows may show behind the first difference. Noise in results says nothing of what enters.
     """
-    if case.began_anew:
-        return all(one.begins[rank].weights == two.begins[rank].weights for rank in one.begins)
-    rank, step = case.at.ranks[0], case.at.step
-    if case.enters:
-        first, second = one.prints[rank].get(step), two.prints[rank].get(step)
-        return None if first is None or second is None else case.part not in differing_parts(first, second)
-    both = compare_prints(one.prints, two.prints, start=max(one.start, two.start), until=NO_STEP)
-    return both.first is None if both.steps else None
+    both = compare_prints(one.prints, two.prints, start=max(one.start, two.start), until=NO_STEP, begins=two.begins)
+    if case.began_anew or not both.steps:
+        return both.begins_equal
+    return both.first is None or (case.enters and both.part in RESULT)
 
 
 def _by_step(ring: Ring) -> dict[int, Print]:
@@ -223,8 +218,9 @@ def _changed(facts: Mapping[str, Any] | None, one: Played, plan: Plan) -> list[t
     """
     if facts is None or one.facts is None:
         return []
-    ends = [entry for entry, _ in events_of(read_journal(plan.settings.paths).entries, LaunchEnd) if entry.launch == plan.launch]
-    ended = datetime.fromisoformat(ends[-1].ts).timestamp() if ends else None
+    entries = read_journal(plan.settings.paths).entries
+    ends = [entry.ts for entry, _ in events_of(entries, LaunchEnd) if entry.launch == plan.launch]
+    ended = datetime.fromisoformat(ends[-1]).timestamp() if ends else None
     own = [Path(os.path.realpath(path)) for path in plan.own]
     found = []
     for item in changed_facts(facts, one.facts, ended) + new_sources(facts, one.facts, ended):

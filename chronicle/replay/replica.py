@@ -115,8 +115,7 @@ class Replica(Place):
         """What a loader would take for a later state, or that names one where there was none yet."""
         if not root.is_dir():
             return
-        begin, names = self.plan.begin, os.listdir(root)
-        yield from (root / name for name in names if is_copy_of_newest(name) and root / name in self.plan.saves)
+        begin = self.plan.begin
         yield root.parent / "abandoned"
         if begin is None:
             yield from (root / name for name in POINTER_NAMES)

@@ -261,4 +261,5 @@ def _beside_equal_prints(case: ReplayCase) -> Iterator[str]:
         yield f"step {case.steps[0]}: the model was called between the step before and the save; gradient and weights are equal"
     if unprinted := max(rank.unprinted for rank in case.ranks):
         yield f"{unprinted} steps between them have no print in the record"
-    yield from (f"{PARTS[part][1]}: not as in the record, because nobody restores it; no effect is seen" for part in case.unrestored)
+    for part in case.unrestored:
+        yield f"{PARTS[part][1]}: not as in the record, because nobody restores it; no effect is seen"

@@ -162,43 +162,37 @@ class StepPrints(Observer):
         """The step before is over, unless the batch enters inside of one."""
         if self._launch_dir is None:
             return RESTS
-        if event.kind is not Inputs.PASS:
-            self._enters(event.batch)
-        return None
-
-    def _enters(self, batch: Any) -> None:
+        if event.kind is Inputs.PASS:
+            return None
         step = self._now if self._inside and self._now is not None else self._coming
         is_coming = step is self._coming
         step.has_entered = step.has_entered or is_coming
         is_skipped = self._skip > 0 and (self._now is None or self._now is UNPRINTED)
         if is_skipped or is_captured():
-            return
+            return None
         if is_coming:
             self._close()
         if step is UNPRINTED or self._skip > 0:  # it was set as the step before was closed
-            return
+            return None
         begun = self._clock()
         if is_coming and self._begins and self._early is None:
             self._params = _params(self._training.observe().optimizers[:1])
-            self._early = self._beginning(self._training.step or 0)
+            self._early = self._beginning(self._training.step or 0) if self._params else None
         if not step.batches:
             step.known |= global_generators()
-        found, with_targets = contents_of(batch)
+        found, with_targets = contents_of(event.batch)
         step.batches.append(found)
         step.with_targets = step.with_targets and with_targets
         self._spent += self._clock() - begun
+        return None
 
     def step_begins(self, event: StepBegins) -> Rest | None:
         """The guarded optimizer is about to take a step."""
         if self._launch_dir is None:
             return RESTS
-        self._begins_step(event)
-        return None
-
-    def _begins_step(self, event: StepBegins) -> None:
         number, optimizer, gradient = event.number, event.optimizer, event.gradient
         if number is None or (self._now is not UNPRINTED and is_captured()):
-            return
+            return None
         self._close()
         now, self._coming = self._coming, _Step()
         self._steps += 1
@@ -209,7 +203,7 @@ class StepPrints(Observer):
         if self._skip > 0:
             self._skip -= 1
             self._now = UNPRINTED
-            return
+            return None
         begun = self._clock()
         others = _params(self._training.optimizers[1:])
         if optimizer is None:
@@ -225,6 +219,7 @@ class StepPrints(Observer):
         self._spent += self._clock() - begun
         if gradient is Gradient.READY:
             self._take_gradient(optimizer)
+        return None
 
     def _hear_the_end(self, optimizer: Any, *, with_gradient: bool) -> None:
         if with_gradient:

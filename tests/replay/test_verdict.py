@@ -2,7 +2,6 @@
 
 from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -384,8 +383,16 @@ def test_a_launch_that_began_with_other_weights_is_played_twice_and_its_beginnin
     assert judge_replay(case).again
 
     def begun(weights: int) -> Played:
-        begin = SimpleNamespace(weights=weights)
-        return Played(prints={}, begins={0: begin}, start=0, facts=None, guard=())  # type: ignore[dict-item]
+        rows = prints()
+        rows[0] = {step: replace(one, weights=weights + step) for step, one in rows[0].items()}
+        return played(rows)
 
     assert plays_agree(case, begun(1), begun(1)) is True
     assert plays_agree(case, begun(1), begun(2)) is False
+
+
+def test_noise_in_results_says_nothing_of_what_enters() -> None:
+    """On an accelerator two plays seldom have equal bits: a batch that is another one in the record is another one still."""
+    found = judged(differing("batch"), prints(), differing("gradient", 5))
+    assert found.verdict is ReplayVerdict.DATA
+    assert judged(differing("gradient"), prints(), differing("gradient", 5)).verdict is ReplayVerdict.RANDOM
