@@ -66,6 +66,7 @@ class RankRetaken(RankCompared):
     taken: tuple[int, int] = (0, 0)  # the last step of which there is a print, then and now
     begins: int = 0  # the weights that it began with now, as a digest
     hosts: tuple[str, str] = ("", "")  # then and now
+    machines: tuple[str, str] = ("", "")  # what computes there, in words
     other_batch: int | None = None  # the first step with another batch, behind `apart` too
     losses: Mapping[int, tuple[float, float]] = field(default_factory=dict)  # by step: then and now
     strayed: tuple[Strayed | None, Strayed | None] = (None, None)  # then and now
@@ -159,7 +160,13 @@ def _apart(then: float, now: float) -> float:
 
 
 def retake_rank(
-    rank: int, then: Segment, now: Segment, *, first: tuple[Segment, Segment], hosts: tuple[str, str] = ("", "")
+    rank: int,
+    then: Segment,
+    now: Segment,
+    *,
+    first: tuple[Segment, Segment],
+    hosts: tuple[str, str] = ("", ""),
+    machines: tuple[str, str] = ("", ""),
 ) -> RankRetaken:
     """Compare the steps that one rank took in both segments. `now` begins where the comparison begins.
 
@@ -186,6 +193,7 @@ def retake_rank(
         taken=(max(then.steps, default=start), until),
         begins=now.begins.weights,
         hosts=hosts,
+        machines=machines,
         other_batch=other_batch,
         losses=losses,
         strayed=(strayed(then, first[0]), strayed(now, first[1])),

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from datetime import datetime
 from pathlib import Path
 
@@ -63,7 +63,6 @@ class StepsAgain:
         self._told = False
         self._pass: Iterator[RankRetaken] | None = None
         self._ranks: list[RankRetaken] = []
-        self._moved: Counter[tuple[str, str]] = Counter()  # ranks by the kinds of their machines, then and now
         self._num_ranks = (0, 0)  # then and now, as the rings say
         self._began, self._pause_until = 0.0, 0.0
         self._are_changes_named = False
@@ -72,8 +71,7 @@ class StepsAgain:
         """Compare ranks for a moment."""
         if now() < self._pause_until:
             return
-        if not self._are_changes_named:
-            self._name_changes()
+        self._name_changes()
         if self._pass is None and not self._begin(now()):
             self._pause_until = now() + PAUSE_SECONDS
             return
@@ -84,17 +82,16 @@ class StepsAgain:
     def finish(self) -> None:
         """The launch has ended: compare the ranks once more, as many as there is time for, unless it was told already."""
         self._pass = None
-        if not self._are_changes_named:
-            self._name_changes()
+        self._name_changes()
         if self._begin(0.0):
             self._go_on(time.monotonic() + FINISH_SECONDS, time.monotonic)
             self._judge(is_over=True)
 
     def _name_changes(self) -> None:
         """Say what computes otherwise than in the launch before: packages, libraries, driver, kernel, kind of processor."""
-        after = read_facts(self._paths.launch_dir(self._launch))
+        after = None if self._are_changes_named else read_facts(self._paths.launch_dir(self._launch))
         if after is None:
-            return  # it has taken no step yet
+            return  # it was said, or no step is taken yet
         self._are_changes_named = True
         for number in range(self._launch - 1, max(0, self._launch - LOOK_BACK), -1):
             before = read_facts(self._paths.launch_dir(number))
@@ -119,20 +116,16 @@ class StepsAgain:
         """Begin a pass, where this launch takes steps again and it was not told yet."""
         own = self._paths.launch_dir(self._launch)
         first = min(own.glob("prints-*.ring"), default=None)
-        begins = (
-            None
-            if first is None
-            else max(read_ring(first, since=NO_STEP).begins(), key=lambda one: one.seq, default=None)
-        )
-        if first is None or begins is None:
+        begun = () if first is None else read_ring(first, since=NO_STEP).begins()
+        if first is None or not begun:
             return False
+        begins = begun[-1]
         if self._begins is None or begins.seq != self._begins.seq:  # the launch, or another attempt of its ranks
             self._begins, self._told = begins, False
             self._earlier = self._find(begins, first.name)
         if self._told or self._earlier is None:
             return False
-        self._ranks, self._moved, self._began = [], Counter(), now
-        self._pass = self._compare(own, self._earlier, begins.step)
+        self._ranks, self._began, self._pass = [], now, self._compare(own, self._earlier, begins.step)
         return True
 
     def _find(self, begins: Print, name: str) -> int | None:
@@ -170,10 +163,8 @@ class StepsAgain:
             if first is None:
                 first = found, mine
                 self._num_ranks = int(then.header.get("ranks") or 0), int(now.header.get("ranks") or 0)
-            machines = _both(then, now, "machine")
-            if len(set(machines)) > 1:
-                self._moved[machines] += 1
-            yield retake_rank(now.rank, found, mine, first=first, hosts=_both(then, now, "host"))
+            hosts, machines = _both(then, now, "host"), _both(then, now, "machine")
+            yield retake_rank(now.rank, found, mine, first=first, hosts=hosts, machines=machines)
 
     def _judge(self, *, is_over: bool) -> None:
         """Say what was found once it is settled: what differs has been taken by every rank, or the steps are over."""
@@ -213,10 +204,8 @@ class StepsAgain:
     def _changed(self, entries: Sequence[Entry]) -> list[tuple[str, str]]:
         """(kind, words) of what differs between the two launches, as their first ranks recorded it, and kinds of machines."""
         assert self._earlier is not None
-        moved = [
-            ("arithmetic", f"another kind of machine on {number} of the ranks: {then} → {now}")
-            for (then, now), number in self._moved.items()
-        ]
+        kinds = Counter(rank.machines for rank in self._ranks if len(set(rank.machines)) > 1)
+        moved = [("arithmetic", f"kind of machine: {' → '.join(one)} ({kinds[one]} of {len(self._ranks)} ranks)") for one in kinds]
         before = read_facts(self._paths.launch_dir(self._earlier))
         after = read_facts(self._paths.launch_dir(self._launch))
         if before is None or after is None or self._earlier == self._launch:
@@ -274,6 +263,5 @@ def _read_or_none(path: Path, since: int) -> Ring | None:
 
 def _both(then: Ring, now: Ring, name: str) -> tuple[str, str]:
     """A word of both headers; equal where one of them lacks it."""
-    one: Mapping[str, object] = then.header
-    before, after = str(one.get(name) or ""), str(now.header.get(name) or "")
+    before, after = str(then.header.get(name) or ""), str(now.header.get(name) or "")
     return (before, after) if before and after else (after, after)
