@@ -205,7 +205,8 @@ class StepsAgain:
         """(kind, words) of what differs between the two launches, as their first ranks recorded it, and kinds of machines."""
         assert self._earlier is not None
         kinds = Counter(rank.machines for rank in self._ranks if len(set(rank.machines)) > 1)
-        moved = [("arithmetic", f"kind of machine: {' → '.join(one)} ({kinds[one]} of {len(self._ranks)} ranks)") for one in kinds]
+        of = f"of {len(self._ranks)} ranks"
+        moved = [("arithmetic", f"kind of machine: {' → '.join(one)} ({kinds[one]} {of})") for one in kinds]
         before = read_facts(self._paths.launch_dir(self._earlier))
         after = read_facts(self._paths.launch_dir(self._launch))
         if before is None or after is None or self._earlier == self._launch:
