@@ -14,7 +14,7 @@ newest print takes the place of the oldest. A print holds:
     size       the norm of the gradient, as it was logged for this step (torch's has 32 bits, too)
     torch      torch's generators (those of devices too) when the first micro-batch entered
     python     Python's generator then, numpy: NumPy's global one
-    options    learning rates and other numbers of all parameter groups
+    options    LR, weight decay, betas, eps and momentum of the parameter groups, as they were used
     lr         LR of the first group
     loss       as it was logged for this step, in full precision
     check      checksum of the print: a place that was cut by a crash is no print

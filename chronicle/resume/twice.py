@@ -126,7 +126,8 @@ class StepTwice(Observer):
             return
         params = _params_of(target, live)
         is_sharded = any(hasattr(param, "to_local") for param in params)
-        inputs, versions, first = _checksums((args, kwargs)), _versions(params), {OUTPUTS: [], GRADIENTS: [b""] * len(params)}
+        inputs, versions = _checksums((args, kwargs)), _versions(params)
+        first: Take = {OUTPUTS: [], GRADIENTS: [b""] * len(params)}
         call = _Call(target, args, kwargs, inputs, _State.of(target), _autocast(), params, is_sharded, versions, first)
         call.hooks.append(target.register_forward_hook(shield(partial(self._left, call), self._failed)))
         for place, param in enumerate(params):
