@@ -110,6 +110,7 @@ EXTRAS: Mapping[str, str] = {
     "mcp": "mcp",
     "matplotlib": "report",
     "scipy": "study",
+    "statsmodels": "study",
     "yaml": "study",
 }
 PLUGINS: Mapping[str, str] = {"experiment": "Run controlled studies of what a restart does to a run."}

@@ -22,10 +22,11 @@ from chronicle.launch.restarts import RESUME_FROM, RESUME_STEP
 from chronicle.prints.compared import PARTS
 from chronicle.rehearse.judge import Compared, Rank, Row, Sides, Verdict, compare_values, judge, judge_prints
 from chronicle.rehearse.kept import PLAYED, ensure_room, mark_played
-from chronicle.rehearse.launches import Place, Played, Until, environment_of, play, read_played, saved_in
+from chronicle.rehearse.launches import Place, Played, Until, environment_of, play, read_played
 from chronicle.rehearse.leaves import Leaves, logged_leaves, read_leaves
 from chronicle.rehearse.script import lines_with, refuse_outside
 from chronicle.resume.rehearsal import Asked
+from rollback.checkpoint.below import saved_in
 from rollback.checkpoint.layout import Checkpoint
 
 KILL = "SIGKILL"

@@ -19,8 +19,8 @@ from chronicle.journal.events import GuardVerdict, LaunchStart, RollbackReceipt,
 from chronicle.journal.place import anchors_of
 from chronicle.launch.provenance import ALLOWED_VARIABLES
 from chronicle.launch.restarts import RESUME_FROM, RESUME_STEP
-from chronicle.rehearse.launches import checkpoints_below
 from chronicle.settings import Settings
+from rollback.checkpoint.below import checkpoints_below
 from rollback.checkpoint.layout import Checkpoint, scan_entries
 from rollback.checkpoint.listing import find_format, list_checkpoints, open_checkpoint
 from rollback.checks.verify import verify_checkpoint

@@ -14,8 +14,9 @@ from chronicle.launch.code import read_code
 from chronicle.metrics.log import Point
 from chronicle.paths import RunPaths
 from chronicle.rehearse.judge import Rank
-from chronicle.rehearse.launches import Place, Played, _Seen, checkpoints_below, saved_in
+from chronicle.rehearse.launches import Place, Played, _Seen
 from chronicle.rehearse.rehearse import Rehearsal, answer_to_signal, begun
+from rollback.checkpoint.below import checkpoints_below, saved_in
 from rollback.checkpoint.layout import Checkpoint
 
 
