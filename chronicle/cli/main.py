@@ -111,6 +111,7 @@ EXTRAS: Mapping[str, str] = {
     "matplotlib": "report",
     "scipy": "study",
     "statsmodels": "study",
+    "tensorboard": "tensorboard",
     "yaml": "study",
 }
 PLUGINS: Mapping[str, str] = {"experiment": "Run controlled studies of what a restart does to a run."}
