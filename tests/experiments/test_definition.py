@@ -59,7 +59,7 @@ def test_a_study_file_is_found_by_its_path(tmp_path) -> None:  # type: ignore[no
 
 
 @pytest.mark.parametrize("folder", ["modern-restarts-cpu", "modern-restarts-pilot", "restart-impact-cpu", "restart-impact-ci",
-                                    "restart-impact-bounce"])
+                                    "restart-impact-bounce", "restart-impact-long"])
 def test_registered_plans_of_committed_studies_are_read_with_their_hash(folder: str) -> None:
     """A field that came later changes no hash, and a study whose trainer is gone can be judged."""
     place = Path(__file__).parents[2] / "docs" / "results" / folder
