@@ -181,7 +181,7 @@ def _target(asked: Rehearsal, place: Place, ended: Played) -> tuple[Checkpoint |
         aside.mkdir(exist_ok=True)
         one.path.rename(aside / one.path.name)
     text = f"the script was faster than the signal: {len(later)} later checkpoints were moved away before the resume"
-    return saves[min(usable)], [Row(Rank.NOT_COMPARED, text)] if later else []
+    return saves[min(usable)], [Row(Rank.NOTE, text)] if later else []
 
 
 SOON = 2  # steps from a signal to the save that answers it
