@@ -110,6 +110,8 @@ EXTRAS: Mapping[str, str] = {
     "mcp": "mcp",
     "matplotlib": "report",
     "scipy": "study",
+    "statsmodels": "study",
+    "tensorboard": "tensorboard",
     "yaml": "study",
 }
 PLUGINS: Mapping[str, str] = {"experiment": "Run controlled studies of what a restart does to a run."}
