@@ -26,11 +26,13 @@ def replay_step(
 
     It begins from a copy of the nearest verified checkpoint of that launch, in a scratch directory, and compares its step
     prints: reproduced, data differ, code, packages or settings differ, state differs, not deterministic, unexplained
-    (docs/replay.md). Nothing of the run is changed but for one entry in its journal.
+    (docs/replay.md). Where something differs and no change is known, it is played a second time. Nothing of the run is
+    changed but for one entry in its journal.
 
     Example: chronicle replay 30512 --until 30520
 
-    Returns 0 when every step was reproduced, 5 when something differs, 1 when nothing could be compared.
+    Returns 0 when every step was reproduced, 5 when something differs, 1 when nothing could be compared, 3 when it cannot be
+    replayed.
 
     Options:
       STEP: The step to take again: optimizer steps completed when it was over.
