@@ -31,8 +31,7 @@ def replay_step(
 
     Example: chronicle replay 30512 --until 30520
 
-    Returns 0 when every step was reproduced, 5 when something differs, 1 when nothing could be compared, 3 when it cannot be
-    replayed.
+    Returns 0 when every step was reproduced, 5 when something differs, 1 when nothing was compared, 3 when it is refused.
 
     Options:
       STEP: The step to take again: optimizer steps completed when it was over.

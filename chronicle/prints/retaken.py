@@ -12,6 +12,7 @@ order in the first step after a start. So losses are compared as numbers too: th
 is what a person wants to know. No torch here.
 """
 
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -34,7 +35,7 @@ LAST_DIGITS = 1e-4  # relative: what float32 loses in a few hundred steps of ano
 FAR_APART = 100.0  # so many times as far as the losses of the other ranks
 SAME_RISE = 0.25  # of the size of a rise: so near it came again
 TINY = 1e-12
-MOST_LOSSES = 4096  # steps of one rank whose losses are kept
+MOST_KEPT = 2048  # steps of one rank whose losses and weights are kept
 CAUSES = ("code", "package", "arithmetic", "library")
 SETTINGS = ("environment", "file")  # differ between many launches, and then all ranks do
 
@@ -51,13 +52,6 @@ class RetakenVerdict(StrEnum):
     NOT_COMPARABLE = "not comparable"
 
 
-class Strayed(NamedTuple):
-    """Where the weights of a rank are no longer those of the first rank, and a digest of them."""
-
-    step: int
-    weights: int
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankRetaken(RankCompared):
     """One rank of both launches."""
@@ -69,7 +63,7 @@ class RankRetaken(RankCompared):
     machines: tuple[str, str] = ("", "")  # what computes there, in words
     other_batch: int | None = None  # the first step with another batch, behind `apart` too
     losses: Mapping[int, tuple[float, float]] = field(default_factory=dict)  # by step: then and now
-    strayed: tuple[Strayed | None, Strayed | None] = (None, None)  # then and now
+    weights: Mapping[int, tuple[int, int]] = field(default_factory=dict)  # their digests, alike
 
 
 class Rise(NamedTuple):
@@ -164,27 +158,25 @@ def retake_rank(
     then: Segment,
     now: Segment,
     *,
-    first: tuple[Segment, Segment],
     hosts: tuple[str, str] = ("", ""),
     machines: tuple[str, str] = ("", ""),
 ) -> RankRetaken:
-    """Compare the steps that one rank took in both segments. `now` begins where the comparison begins.
-
-    `first`: both segments of the first rank, whose weights a replica keeps.
-    """
+    """Compare the steps that one rank took in both segments. `now` begins where the comparison begins."""
     assert now.begins is not None
     start = now.begins.step
     begun = {} if then.begins is None else {then.begins.step: then.begins}
     until = max(now.steps, default=start)
     found = compare_rank(rank, {**begun, **then.steps}, now.steps, start=start, until=until, begins=now.begins)
     other_batch = None
-    losses = {}
+    losses, weights = {}, {}
     common = [step for step in sorted(then.steps) if start < step and step in now.steps]
-    for step in common[:MOST_LOSSES]:
+    for step in common[:MOST_KEPT]:
         one, other = then.steps[step], now.steps[step]
         seen = one.seen & other.seen
         if SeenParts.LOSS in seen:
             losses[step] = (one.loss, other.loss)
+        if SeenParts.WEIGHTS in seen:
+            weights[step] = (one.weights, other.weights)
         if other_batch is None and "batch" in differing_parts(one, other):
             other_batch = step
     return RankRetaken(
@@ -196,22 +188,8 @@ def retake_rank(
         machines=machines,
         other_batch=other_batch,
         losses=losses,
-        strayed=(strayed(then, first[0]), strayed(now, first[1])),
+        weights=weights,
     )
-
-
-def strayed(own: Segment, first: Segment) -> Strayed | None:
-    """The first step with other weights than the first rank's, where both held the same before; None: none."""
-    were_same = False
-    rows = [(own.begins, first.begins)] if own.begins is not None and first.begins is not None else []
-    rows += [(own.steps[step], first.steps[step]) for step in sorted(own.steps.keys() & first.steps.keys())]
-    for one, other in rows:
-        if SeenParts.WEIGHTS not in one.seen & other.seen or one.step != other.step:
-            continue
-        if one.weights != other.weights:
-            return Strayed(one.step, one.weights) if were_same else None
-        were_same = SeenParts.BEGINS not in one.seen
-    return None
 
 
 def find_segment(segments: Sequence[Segment], begins: Print, *, is_known: bool) -> Segment | None:
@@ -254,22 +232,20 @@ def replicas_apart(case: RetakenCase) -> Odd | None:
     """
     if len(case.compared) != case.ranks_now:
         return None
+    steps = sorted(set.intersection(*(set(rank.weights) for rank in case.ranks)))
     for place, launch in enumerate((f"launch {case.earlier}", "this launch")):
-        left = {rank.rank: at for rank in case.ranks if (at := rank.strayed[place]) is not None}
-        step = min((at.step for at in left.values()), default=0)
-        if len({at.weights for at in left.values() if at.step == step}) != 1:
+        held = [Counter(rank.weights[step][place] for rank in case.ranks) for step in steps]
+        at = next((at for at, weights in enumerate(held) if len(weights) > 1), 0)
+        usual = held[at].most_common() if at else []  # else they never were the same
+        if len(usual) != 2 or usual[0][1] == usual[1][1]:
             continue
-        ranks = tuple(left)
-        if len(ranks) == len(case.ranks) - 1 > 1 and len(set(left.values())) == 1:
-            ranks = (case.ranks[0].rank,)  # the others went together
-        others = len(case.ranks) - len(ranks)
-        if len(ranks) < others:
-            verb, its = ("holds", "it held") if len(ranks) == 1 else ("hold", "they held")
-            words = (
-                f"rank {_numbers(ranks)} of {launch} {verb} other weights than the other {others:,} from step {step:,} on, and "
-                f"{its} the same before: look at {_nodes(case, ranks, place)}"
-            )
-            return Odd(step, ranks, words)
+        ranks = tuple(rank.rank for rank in case.ranks if rank.weights[steps[at]][place] == usual[1][0])
+        verb, its = ("holds", "it held") if len(ranks) == 1 else ("hold", "they held")
+        words = (
+            f"rank {_numbers(ranks)} of {launch} {verb} other weights than the other {usual[0][1]:,} from step {steps[at]:,} "
+            f"on, and {its} the same before: look at {_nodes(case, ranks, place)}"
+        )
+        return Odd(steps[at], ranks, words)
     return None
 
 

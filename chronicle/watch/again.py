@@ -38,7 +38,7 @@ from chronicle.prints.retaken import (
     rise_in,
 )
 from chronicle.resume.launch_facts import changed_facts, read_facts
-from chronicle.resume.ring import Print, Ring, Segment, read_ring
+from chronicle.resume.ring import Print, Ring, read_ring
 from rollback.detect import Tier
 
 BUDGET_SECONDS = 0.03  # of one call
@@ -150,7 +150,6 @@ class StepsAgain:
     def _compare(self, own: Path, earlier: int, start: int) -> Iterator[RankRetaken]:
         """One rank after the other."""
         then_dir, known = self._paths.launch_dir(earlier), self._known(start) == earlier
-        first: tuple[Segment, Segment] | None = None
         for path in sorted(own.glob("prints-*.ring")):
             now = read_ring(path, since=start)
             then = now if then_dir == own else _read_or_none(then_dir / path.name, start)
@@ -160,11 +159,9 @@ class StepsAgain:
             if then is None or found is None:
                 yield RankRetaken(rank=now.rank)
                 continue
-            if first is None:
-                first = found, mine
-                self._num_ranks = int(then.header.get("ranks") or 0), int(now.header.get("ranks") or 0)
+            self._num_ranks = int(then.header.get("ranks") or 0), int(now.header.get("ranks") or 0)
             hosts, machines = _both(then, now, "host"), _both(then, now, "machine")
-            yield retake_rank(now.rank, found, mine, first=first, hosts=hosts, machines=machines)
+            yield retake_rank(now.rank, found, mine, hosts=hosts, machines=machines)
 
     def _judge(self, *, is_over: bool) -> None:
         """Say what was found once it is settled: what differs has been taken by every rank, or the steps are over."""

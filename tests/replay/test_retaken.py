@@ -16,7 +16,6 @@ from chronicle.prints.retaken import (
     judge_retaken,
     retake_rank,
     rise_in,
-    strayed,
 )
 from chronicle.resume.ring import Print, SeenParts, Segment
 
@@ -55,7 +54,7 @@ def case(
     before = [segment(rank, others=then if rank == 0 else None) for rank in range(len(ranks))]
     now = [segment(rank, others=other) for rank, other in enumerate(ranks)]
     found = [
-        retake_rank(rank, before[rank], now[rank], first=(before[0], now[0]), hosts=(f"a{rank}", f"b{rank}"))
+        retake_rank(rank, before[rank], now[rank], hosts=(f"a{rank}", f"b{rank}"))
         for rank in range(len(ranks))
     ]
     values = {"earlier": 1, "start": 20, "ranks_then": len(ranks), "ranks_now": len(ranks), **known}
@@ -214,7 +213,7 @@ class TestNobodyIsNamed:
 
     def test_the_gradient_of_a_sharded_state(self) -> None:
         one = case(None, {24: {"gradient": 9, "weights": 9}})
-        sharded = [replace(rank, begins=rank.rank + 1, strayed=(None, None)) for rank in one.ranks]
+        sharded = [replace(rank, begins=rank.rank + 1, weights={}) for rank in one.ranks]
         assert judge_retaken(replace(one, ranks=sharded)).verdict is not V.RANKS
 
     def test_only_one_rank_logs_a_loss(self) -> None:
@@ -224,7 +223,7 @@ class TestNobodyIsNamed:
             return replace(plain, steps=hidden)
 
         before, now = [segment(rank) for rank in range(2)], [silent(rank) for rank in range(2)]
-        ranks = [retake_rank(rank, before[rank], now[rank], first=(before[0], now[0])) for rank in range(2)]
+        ranks = [retake_rank(rank, before[rank], now[rank]) for rank in range(2)]
         assert (
             judge_retaken(RetakenCase(earlier=1, start=20, ranks=ranks, ranks_then=2, ranks_now=2)).verdict is V.RESULT
         )
@@ -233,7 +232,8 @@ class TestNobodyIsNamed:
         assert judge_retaken(case({n: {"gradient": 9, "weights": 9} for n in (24, 25)})).verdict is V.RESULT
 
     def test_replicas_that_never_were_equal(self) -> None:
-        assert strayed(segment(others={n: {"weights": n} for n in range(21, 26)}), segment()) is None
+        own = {n: {"weights": n} for n in range(21, 26)}
+        assert "other weights than" not in judge_retaken(case(None, own, None)).why
 
     def test_half_of_the_replicas_part_from_the_others(self) -> None:
         half = (*[from_23(gradient=9)] * 2, *[from_23(gradient=9, weights=9)] * 2)
@@ -245,7 +245,8 @@ class TestNobodyIsNamed:
         one = case(None, *(from_23(weights=rank) for rank in (1, 2, 3)))
         assert "other weights than" not in judge_retaken(one).why
         two = case(None, from_23(weights=9))
-        both = [replace(rank, strayed=(rank.strayed[1],) * 2, apart=None) for rank in two.ranks]
+        held = [{n: (now, now) for n, (_, now) in rank.weights.items()} for rank in two.ranks]
+        both = [replace(rank, weights=weights, apart=None) for rank, weights in zip(two.ranks, held, strict=True)]
         assert judge_retaken(replace(two, ranks=both)).verdict is V.EQUAL
 
 
