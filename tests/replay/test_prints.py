@@ -35,7 +35,7 @@ from chronicle.resume.ring import (
 from chronicle.resume.training import Training
 
 OF_MODEL = SeenParts.BATCH | SeenParts.GRADIENT | SeenParts.WEIGHTS
-WHOLE = OF_MODEL | SeenParts.GENERATORS | SeenParts.OPTIONS | SeenParts.MODES
+WHOLE = OF_MODEL | SeenParts.GENERATORS | SeenParts.OPTIONS
 FIELDS = ("torch", "batch", "options", "gradient", "weights")
 
 
@@ -315,25 +315,6 @@ def test_a_difference_shows_in_its_own_field_first(
     assert (step, fields[0]) == (5, name), fields
 
 
-def test_models_that_are_set_otherwise_have_another_mode(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """In a step that evaluates, drops out less, has a frozen weight, or computes in another precision."""
-    clean = Loop(tmp_path / "a", monkeypatch).train(6).ring().steps()
-
-    def modes(name: str, change: Callable[[Loop, bool], Any]) -> list[int]:
-        loop = Loop(tmp_path / name, monkeypatch)
-        loop.before = lambda step: (change(loop, step == 4), None)[1]
-        steps = loop.train(6).ring().steps()
-        return [step for step in steps if steps[step].modes != clean[step].modes]
-
-    assert modes("b", lambda loop, now: loop.model.train(not now)) == [4]
-    assert modes("c", lambda loop, now: setattr(loop.model[1], "p", 0.2 if now else 0.1)) == [4]
-    assert modes("d", lambda loop, now: loop.model[0].bias.requires_grad_(not now)) == [4]
-    assert modes("e", lambda loop, now: torch.set_float32_matmul_precision("medium" if now else "highest")) == [4]
-    threads = torch.get_num_threads()
-    assert modes("g", lambda loop, now: torch.set_num_threads(threads + now)) == [4]
-    assert modes("f", lambda loop, now: None) == []
-
-
 def test_labels_that_no_print_holds_show_in_the_gradient(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -502,14 +483,14 @@ def test_a_file_of_another_kind_is_refused_in_one_sentence(tmp_path: Path) -> No
 def test_labels_of_a_loader_are_part_of_the_batch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Labels enter the loss and not the model: a print that does not know them says so.
 
-    A loader of Accelerate copies what it hands over to its device, from one name of the CPU to another; a loop may cast it.
+    A loader of Accelerate copies what it hands over to its device, from one name of the CPU to another.
     """
 
     def train(directory: Path, labels: torch.Tensor, by_loader: str) -> Ring:
         monkeypatch.setenv("CHRONICLE_LAUNCH_DIR", str(directory / "launch"))
         monkeypatch.setenv(PRINTS_VARIABLE, "every")
         torch.manual_seed(0)
-        model = torch.nn.Linear(4, 3, dtype=torch.float64 if by_loader == "cast" else None)
+        model = torch.nn.Linear(4, 3)
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
         run = chronicle.attach(directory / "run", model, optimizer)
         rows = torch.arange(32.0).view(8, 4)
@@ -518,7 +499,6 @@ def test_labels_of_a_loader_are_part_of_the_batch(tmp_path: Path, monkeypatch: p
             loader = prepare_data_loader(loader, device=torch.device("cpu:0"), put_on_device=True)
         pairs = iter(loader) if by_loader else ((rows[i : i + 2], labels[i : i + 2]) for i in range(0, 8, 2))
         for x, y in pairs:
-            x = x.double() if by_loader == "cast" else x
             torch.nn.functional.cross_entropy(model(x), y).backward()
             optimizer.step()
             optimizer.zero_grad()
@@ -528,7 +508,7 @@ def test_labels_of_a_loader_are_part_of_the_batch(tmp_path: Path, monkeypatch: p
     labels = torch.tensor([0, 1, 2, 0, 1, 2, 0, 1])
     other = labels.clone()
     other[5] = 0  # of the third step
-    for kind in ("torch", "prepared", "cast"):
+    for kind in ("torch", "prepared"):
         clean, changed_label = (train(tmp_path / kind / name, given, kind) for name, given in (("a", labels), ("b", other)))
         assert first_difference(clean, changed_label) == (3, ["batch", "gradient", "weights"]), kind
         assert all(SeenParts.TARGETS in one.seen for one in clean.steps().values()), kind
