@@ -66,7 +66,6 @@ class Describer(Observer):
         found = replace(
             self.with_habits(memory, live),
             step=step,
-            training=parts.trained.modes_of(live.models),
             identity=self.identity,
             used=parts.reference.options.record(),
             spoilt=parts.envelope.at_save() or _spoilt_moments(memory),
@@ -88,8 +87,7 @@ class Describer(Observer):
         live = self._training.live()
         found = self.with_habits(fingerprint_memory(live, digests=False), live, since_save=True)
         step = self._training.step if found.step is None else found.step
-        modes = tuple(bool(model.training) for model in self._training.models)
-        return replace(found, step=step, training=modes or None)
+        return replace(found, step=step)
 
     def with_habits(self, memory: Memory, live: LiveState, *, since_save: bool = False) -> Memory:
         """With what is trained, and with which optimizers beside the guarded ones."""

@@ -95,7 +95,6 @@ def fingerprint_memory(
             objects=parts.each("state of", live.objects if digests else {}, _object_digest),
             order=take("order", lambda: parameter_order(live.optimizers, live.models), ""),
             frozen=take("frozen", lambda: frozen_parameters(live), ""),
-            training=take("training", lambda: tuple(bool(model.training) for model in live.models) or None),
             data=live.data,
             ranks=(own,),
             unknown={**live.unknown, **parts.unknown},
@@ -145,13 +144,6 @@ def rank_digest(live: LiveState, parts: Parts, *, whole: bool = True) -> RankDig
 def weights_and_each(live: LiveState) -> tuple[str, str]:
     """Digest of all weights of the models, and 16 bits of each."""
     return digest_and_each(_weights(live.models))
-
-
-def epsilon_of(tensor: Any) -> float:
-    """The distance from 1 to the next number of its type; 0 where it is no floating point."""
-    import torch
-
-    return float(torch.finfo(tensor.dtype).eps) if tensor.is_floating_point() else 0.0
 
 
 def rounded_weights(live: LiveState) -> str:

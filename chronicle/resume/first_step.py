@@ -2,7 +2,7 @@
 
 Always: the optimizer that steps is the guarded one, and every scheduler drives a guarded one; as many ranks train as requested;
 a launch that loaded nothing is the first of its run, or asked for a fresh start; what a rollback asked for is being applied.
-After a resume, against the checkpoint's manifest or a rollback's contract: memory (`check_memory`), modes of the models, what
+After a resume, against the checkpoint's manifest or a rollback's contract: memory (`check_memory`), what
 is trained (`check_trained`), buffers, frozen parameters and objects as of the load (`check_loaded`), whether the state was
 sound and is the newest, the data position, and the first batch of every rank.
 
@@ -18,7 +18,7 @@ from chronicle.errors import ChronicleError
 from chronicle.resume.allowed import leave_open
 from chronicle.resume.batch_reader import check_revisions
 from chronicle.resume.checks.check import Check, Outcome, attempt, noted
-from chronicle.resume.checks.memory import PARTS, check_loaded, check_memory, check_mode
+from chronicle.resume.checks.memory import PARTS, check_loaded, check_memory
 from chronicle.resume.checks.run import check_identity, check_ranks, check_unspoilt, drives, shares_parameters
 from chronicle.resume.contract import requested_ranks
 from chronicle.resume.fingerprint import LiveState, fingerprint_memory
@@ -159,7 +159,6 @@ class FirstStep:
         if start.loaded_from is None:
             yield from attempt("sound weights", "F11", lambda: check_unspoilt(expectation.memory, None))
         yield from attempt("memory", "M1", lambda: check_memory(expectation, found, rank=live.rank, at_first_step=True))
-        yield from attempt("training mode", "M1", lambda: check_mode(expectation, found))
         same = options.same_data
         yield from attempt("what is trained", "M6", lambda: check_trained(expectation, found, same_data=same))
         yield from attempt("owner", "M6", loads.check_owner)

@@ -36,13 +36,11 @@ from chronicle.resume.checks.run import (
 )
 from chronicle.resume.contract import Contract, Expectation, accepted_changes, load_contract, same_checkpoint
 from chronicle.resume.data import DataWatch
-from chronicle.resume.envelope.samples import Snapshot
 from chronicle.resume.events import BatchEntered, Inputs
 from chronicle.resume.feed import LENGTH, ROWS
 from chronicle.resume.fingerprint import (
     LiveState,
     buffers_digest,
-    epsilon_of,
     fingerprint_memory,
     frozen_parameters,
     groups_of,
@@ -79,7 +77,6 @@ WEIGHTS_ALONE = (
 )
 SAVED_NOTHING = "nothing was loaded: the launch before began a further training here, and saved nothing of it"
 STILL_FURTHER = {**FURTHER, "why": SAVED_NOTHING}
-ROUNDINGS = 8  # units in the last place, of the largest of a tensor's sampled weights
 NUM_NAMED = 3  # tensors that differ
 
 
@@ -109,7 +106,6 @@ class Loads(Observer):
         self._objects_before: Mapping[str, str] = {}
         self._calibration = Calibration()
         self._held: dict[str, tuple[str, str]] = {}  # when -> digest of the weights then, and 16 bits of each
-        self._at_batch: tuple[list[Any], Snapshot] | None = None  # the trained weights when the first batch came
 
     @staticmethod
     def intends_to_train(live: LiveState) -> bool:
@@ -146,7 +142,6 @@ class Loads(Observer):
         every = [*checks, *(check for check in self.pending if check.name not in names)]
         expected, again = self.start.expectation, self.start.again
         memory = expected.memory if expected else None
-        at_batch, self._at_batch = self._at_batch, None  # it would keep the model in memory
         if all(check.ok for check in every):
             return every
         if expected is None or memory is None:
@@ -154,12 +149,12 @@ class Loads(Observer):
         differ = {check.name for check in every if not check.ok}
         seen, as_first, more = self._reference.compare(expected, memory, found) if expected.contract is None else (True, (), ())
         facts = replace(
-            self._about_schedule(expected, memory, found, live),
+            self._about_schedule(expected, memory, found),
             is_seen=seen,
             as_first=frozenset(as_first),
             is_reload=again,
             half=rounded_weights(live) if "weights" in differ else "",
-            moved=self._moved_weights(memory, live, at_batch) if "weights" in differ else None,
+            moved=self._moved_weights(memory, live) if "weights" in differ else None,
             own_modes=frozenset(own_modes(memory, found, live)),
             options={name: self._reference.options.at_load(name, live.optimizers) for name in (LR, *differ)},
             last_rollback=self.contract(),
@@ -169,29 +164,27 @@ class Loads(Observer):
         every += [check for check in more if (check.name, check.where) not in known]
         return self._name_tensors(allow(every, facts), live)
 
-    def _about_schedule(self, expected: Expectation, memory: Memory, found: Memory, live: LiveState) -> Facts:
+    def _about_schedule(self, expected: Expectation, memory: Memory, found: Memory) -> Facts:
         """What is known of a schedule that may have been made longer."""
         unknown = {**memory.unknown, **found.unknown}.get("schedulers", "")
         may_be = not unknown and expected.contract is None
-        longer = longer_schedule(memory, live.schedulers) if may_be else None
+        longer = longer_schedule(memory, found) if may_be else None
         return Facts(expected=expected, memory=memory, found=found, longer=longer, unknown_schedule=unknown)
 
-    def _moved_weights(
-        self, memory: Memory, live: LiveState, at_batch: tuple[list[Any], Snapshot] | None
-    ) -> Allowance | None:
-        """Why weights that were as saved are not so any more: the script moved some that are not trained, or took it back."""
+    def _moved_weights(self, memory: Memory, live: LiveState) -> Allowance | None:
+        """Why weights that were as saved are not so any more: since the first batch came it was the script that moved them
+        (SAM, a momentum encoder); since the load, some that are not trained."""
         own = memory.of_rank(live.rank)
         saved = own.weights if own else ""
         for when, (weights, each) in self._held.items():
             if not saved or weights != saved:
                 continue
+            if when == AT_BATCH:
+                return Allowance(Kind.FIRST_PASS, f"as saved {when}; since then the script itself moved them")
             moved = weights_apart(each, live)
             if moved and not any(parameter.requires_grad for _, parameter in moved):
                 why = f"as saved {when}; since then the script itself moved weights that are not trained"
                 return Allowance(Kind.FIRST_PASS, why)
-            if when == AT_BATCH and at_batch is not None and _is_rounding(*at_batch):
-                why = f"as saved {when}; since then the script moved them and took it back, but for the last bits"
-                return Allowance(Kind.ROUNDED, why)
         return None
 
     def trained(self, models: Sequence[Any]) -> None:
@@ -262,7 +255,7 @@ class Loads(Observer):
         expected = self.start.expectation or Expectation(basis="none")
         checks = check_memory(expected, found, rank=live.rank)
         if expected.memory is not None and any(not check.ok for check in checks):
-            about = self._about_schedule(expected, expected.memory, found, live)
+            about = self._about_schedule(expected, expected.memory, found)
             ahead = [check for check in checks if check.name in ABOUT_THE_FUTURE]
             checks = [*(check for check in checks if check not in ahead), *allow(ahead, about)]
         return self._name_tensors(checks, live)
@@ -362,8 +355,6 @@ class Loads(Observer):
             unregistered = facts_of(live) if memory and memory.unregistered else {}
             self.state = replace(state, buffers=buffers, unregistered=unregistered)
             self._held = {AT_BATCH: weights_and_each(live), **self._held}
-            trained = [p for model in live.models for p in model.parameters() if p.requires_grad and p.numel()]
-            self._at_batch = trained, Snapshot(trained)
             self._calibration = Calibration()
 
     def check_unseen(self, found: Memory, live: LiveState, optimizer: Any = None) -> list[Check]:
@@ -534,18 +525,6 @@ def _left_behind(found: Memory, history: GuardHistory) -> str:
 def _is_stray(optimizer: Any, live: LiveState) -> bool:
     """Whether this optimizer is none of those that are guarded, and has state already."""
     return bool(getattr(optimizer, "state", None)) and not any(drives(optimizer, known) for known in live.optimizers)
-
-
-def _is_rounding(params: Sequence[Any], then: Snapshot) -> bool:
-    """Whether the trained weights are those of the first batch but for rounding: a script adds to them and subtracts it
-    again before its step (SAM)."""
-    for param, before, now in zip(params, then.rows(), Snapshot(params).rows(), strict=True):
-        if before is None or now is None or len(before) != len(now):
-            return False
-        most = ROUNDINGS * epsilon_of(param) * max(1e-30, float(abs(before).max()))
-        if not float(abs(now - before).max()) <= most:
-            return False
-    return True
 
 
 def own_modes(memory: Memory, found: Memory, live: LiveState) -> Iterator[str]:

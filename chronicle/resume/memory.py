@@ -110,7 +110,6 @@ class Memory:
     objects: Mapping[str, str] = field(default_factory=dict)  # the script's own saved objects -> digest
     order: str = ""  # which model parameter is at each position of the optimizers
     frozen: str = ""  # how many parameters have no gradient, and which
-    training: tuple[bool, ...] | None = None  # mode of each model at the optimizer steps; None: no step was seen
     data: Any = None  # the trainer's own data position, JSON-able
     honours: tuple[str, ...] = ()  # options of a rollback that this run supports, by its script or the guard
     carried: tuple[Carried, ...] = ()  # options that the guard has begun to apply, oldest first

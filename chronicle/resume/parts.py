@@ -69,7 +69,7 @@ class Parts:
             way_out=self.way_out.words,
         )
         self.first_gradient = FirstGradient(training, self.envelope.log.tell, self.batches.settle)
-        self.lrs = LrWatch(training, self.reference.options, self.first_gradient.used_lrs, self._lr_inside)
+        self.lrs = LrWatch(self.reference.options, self._lr_inside)
         self.twice = StepTwice(training, self.batches.unheard)
         self.prints = StepPrints(training)
         for part in (

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from chronicle.resume.checks.check import Check, attempt
-from chronicle.resume.checks.memory import check_memory, check_mode
+from chronicle.resume.checks.memory import check_memory
 from chronicle.resume.contract import Expectation
 from chronicle.resume.events import Loaded, Saved, StepBegins
 from chronicle.resume.fingerprint import groups_of
@@ -151,7 +151,6 @@ def _compare(expected: Expectation, found: Memory) -> Iterator[Check]:
     memory = expected.memory
     assert memory is not None
     yield from attempt("memory", "M1", lambda: check_memory(expected, found, at_first_step=True))
-    yield from attempt("training mode", "M1", lambda: check_mode(expected, found))
     yield from attempt("what is trained", "M6", lambda: check_trained(expected, found))
     if memory.frozen and found.frozen:
         yield judge(expected, "frozen parameters", memory.frozen, found.frozen)

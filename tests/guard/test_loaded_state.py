@@ -8,7 +8,7 @@ import pytest
 from chronicle.journal import JournalWriter, read_journal
 from chronicle.paths import RunPaths
 from chronicle.resume.checks.check import Outcome
-from chronicle.resume.checks.memory import LoadedState, check_loaded, check_mode, further_checks
+from chronicle.resume.checks.memory import LoadedState, check_loaded, further_checks
 from chronicle.resume.checks.run import check_newest
 from chronicle.resume.contract import Expectation
 from chronicle.resume.journal import fold_history
@@ -20,7 +20,6 @@ SAVED = Memory(
     step=12,
     frozen="2 of 6 (aa)",
     objects={"Counter 0": "seven"},
-    training=(True, False),
     schedulers=(Scheduler(name="LambdaLR", further=((1.0, 0.5),)),),
     ranks=(RankDigest(rank=0, buffers="mean"),),
 )
@@ -59,12 +58,6 @@ def test_each_difference_counts_where_it_can_only_be_an_accident(
 def test_other_frozen_layers_can_be_meant() -> None:
     other = "0 of 6 (bb)"
     assert failing(replace(ENTRY, frozen=other), replace(SAVED, frozen=other), frozen_parameters="second stage") == []
-
-
-def test_mode_is_that_of_the_last_steps() -> None:
-    assert [check.ok for check in check_mode(expected(), SAVED)] == [True]
-    (check,) = check_mode(expected(), replace(SAVED, training=(False, False)))
-    assert (check.ok, check.found) == (False, "evaluation, evaluation")
 
 
 def test_schedule_that_ends_elsewhere_names_the_step_it_departs_at() -> None:

@@ -24,7 +24,6 @@ PARTS = {  # of a description, as a person knows them
     "scaler": "loss scaler",
     "order": "order of the parameters",
     "frozen": "frozen parameters",
-    "training": "training mode",
     "data": "data position",
     "rng": "random generators",
     "moments": "optimizer moments",
@@ -436,14 +435,3 @@ def _unregistered_checks(memory: Memory, loaded: LoadedState) -> Iterator[Check]
             yield not_compared(f"state of `{name}`", "M1", why)
         else:
             yield compared(f"state of `{name}`", "M1", True, expected="as at the save", found="equal")
-
-
-def check_mode(expected: Expectation, found: Memory) -> Iterator[Check]:
-    """Whether the models are in the same training mode as at the last step before the save."""
-    modes = expected.memory.training if expected.memory else None
-    if modes is not None and found.training is not None and len(modes) == len(found.training):
-        yield judge(expected, "training mode", _modes(modes), _modes(found.training))
-
-
-def _modes(modes: Sequence[bool]) -> str:
-    return ", ".join("training" if mode else "evaluation" for mode in modes)
