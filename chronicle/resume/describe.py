@@ -2,7 +2,6 @@
 
 from collections.abc import Mapping
 from dataclasses import replace
-from math import isfinite
 from typing import TYPE_CHECKING, Any
 
 from chronicle.resume.events import Loaded
@@ -68,7 +67,7 @@ class Describer(Observer):
             step=step,
             identity=self.identity,
             used=parts.reference.options.record(),
-            spoilt=parts.envelope.at_save() or _spoilt_moments(memory),
+            spoilt=parts.envelope.at_save(),
             ranks=(own,),
             unregistered=unregistered,
             revisions=dict(parts.first_batch.says.revisions),
@@ -96,11 +95,3 @@ class Describer(Observer):
         with self._training.contained("record of what is trained"):
             trained = self._parts.trained.record(live, since_save=since_save)
         return replace(memory, topology={**memory.topology, **others}, trained=trained)
-
-
-def _spoilt_moments(memory: Memory) -> str:
-    """Moments that are not finite: the next step makes the weights so."""
-    for index, group in enumerate(memory.groups):
-        if group.moment_norm is not None and not isfinite(group.moment_norm):
-            return f"weights-not-finite: the moments of parameter group {index} hold NaN or infinity"
-    return ""

@@ -145,7 +145,6 @@ class FirstStep:
         """
         loads, start, options = self._parts.loads, self._training.start, self._training.options
         yield from attempt("identity of the optimizer", "M5", lambda: check_identity(live, optimizer, _others(start)))
-        yield from attempt("writers", "M6", loads.check_writers)
         if not loads.expectation(None, None).accepts("world_size"):
             asked, ranks = requested_ranks(self._training.environ), self._training.ranks
             yield from attempt("ranks", "PF04", lambda: check_ranks(asked, ranks.world_size))

@@ -10,7 +10,6 @@ still differs. Two cases refuse earlier, because training is sure to follow: a t
 process has an optimizer and models in training mode (then damaged files are refused before any state is replaced).
 """
 
-import contextlib
 import sys
 import weakref
 from collections.abc import Iterator, Mapping, Sequence
@@ -32,7 +31,6 @@ from chronicle.resume.checks.run import (
     check_trained_numbers,
     check_unspoilt,
     drives,
-    keys_apart,
 )
 from chronicle.resume.contract import Contract, Expectation, accepted_changes, load_contract, same_checkpoint
 from chronicle.resume.data import DataWatch
@@ -63,7 +61,6 @@ from chronicle.resume.save import read_memory
 from chronicle.resume.training import Training
 from chronicle.resume.unregistered import facts_of
 from chronicle.resume.verdict import StartingPoint
-from chronicle.resume.writers import claim_run
 from chronicle.story.plain import plain
 from rollback.checkpoint.manifest import OtherVersion
 
@@ -261,24 +258,18 @@ class Loads(Observer):
         return self._name_tensors(checks, live)
 
     def _name_tensors(self, checks: Sequence[Check], live: LiveState) -> list[Check]:
-        """The checks; weights and moments that differ are named, and where files and model have other names, that is said."""
+        """The checks; weights and moments that differ are named."""
         memory = self.start.memory
         saved = memory.of_rank(live.rank) if memory else None
         named = []
         for check in checks:
             if not check.ok and check.name == "weights":
                 apart = [name for name, _ in weights_apart(saved.each, live)] if saved is not None else []
-                check = self._with_other_names(_with_names(check, apart, len(saved.each) if saved else 0), live)
+                check = _with_names(check, apart, len(saved.each) if saved else 0)
             elif not check.ok and check.name == "optimizer moments" and saved is not None:
                 check = _with_names(check, moments_apart(saved.each_moment, live), len(saved.each_moment))
             named.append(check)
         return named
-
-    def _with_other_names(self, check: Check, live: LiveState) -> Check:
-        names = ""
-        with contextlib.suppress(OSError, ValueError, TypeError, RuntimeError):  # such files have a check of their own
-            names = keys_apart(self.start.loaded_from, live.models) if self.start.loaded_from else ""
-        return replace(check, cause=f"{names}: {check.cause}") if names else check
 
     def check_generators(self, topology: Mapping[str, Any]) -> list[Check]:
         """Random generators of this rank; call it once the framework has restored them."""
@@ -446,17 +437,6 @@ class Loads(Observer):
             event = Incident(kind="checkpoint-of-another-run", tier="warn", text=text, onset_step=self.start.start_step)
             self._journal.write(event, step=self.start.start_step, title=f"warn: checkpoint-of-another-run: {text}")
         return [noted("run", "M6", expected=own, found=str(found["run_id"]), where="identity in the checkpoint", cause=cause)]
-
-    def check_writers(self) -> list[Check]:
-        """Noted when another living process writes this run. From here on this process is known to write it."""
-        paths = self._journal.paths
-        if self._ranks.rank != 0 or paths is None:
-            return []
-        other = claim_run(paths, self._journal.launch)
-        if not other:
-            return []
-        cause = f"{other} writes this run too: two launches overwrite each other's checkpoints; end one of them"
-        return [noted("writers", "M6", expected="one launch", found=other, where="writer.lock of the run", cause=cause)]
 
     def contract(self) -> Contract | None:
         """The contract of the run's last rollback. Raises `ChronicleError` when it cannot be read."""

@@ -15,7 +15,7 @@ WHOLE = "memory"  # the part that is unknown when nothing could be described
 OTHERS = "other_optimizers"  # in the topology: classes that step parameters of the guarded optimizers
 
 RANK_PARTS = frozenset(("rng", "weights", "moments", "buffers"))
-GROUP_PARTS = frozenset(("lr", "moment_norm"))
+GROUP_PARTS = frozenset(("lr",))
 SPARSE: Any = {"sparse": True}  # a field that is not stored where it has its default
 
 LrRow = tuple[float | None, ...]  # LR per parameter group; None: the group has none of its own (Adafactor)
@@ -23,7 +23,7 @@ LrRow = tuple[float | None, ...]  # LR per parameter group; None: the group has 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ParamGroup:
-    """One parameter group of an optimizer. `moment_norm` is the L2 norm of its first moments, None where it has none."""
+    """One parameter group of an optimizer."""
 
     lr: float | None
     initial_lr: float | None = None
@@ -32,7 +32,6 @@ class ParamGroup:
     weight_decay: float | None = None
     num_params: int = 0
     num_elements: int = 0
-    moment_norm: float | None = None
     num_states: int = 0
     settings: Mapping[str, Any] = field(default_factory=dict)  # other plain options: betas, momentum, eps, …
 

@@ -141,9 +141,8 @@ class Reference(Observer):
 
 def _light(memory: Memory) -> Memory:
     """Of the digests only the weights': moments are the same until the step, what is registered is compared at the load."""
-    groups = tuple(replace(group, moment_norm=None) for group in memory.groups)
     ranks = tuple(RankDigest(rank=one.rank, weights=one.weights) for one in memory.ranks if one.weights)
-    return replace(memory, ranks=ranks, groups=groups, averages={}, objects={})
+    return replace(memory, ranks=ranks, averages={}, objects={})
 
 
 def _compare(expected: Expectation, found: Memory) -> Iterator[Check]:

@@ -24,7 +24,6 @@ from chronicle.resume.faults import last_resort, shield
 from chronicle.resume.journal import GuardJournal
 from chronicle.resume.memory import MEMORY_VERSION, Memory, RankDigest
 from chronicle.resume.verdict import Ranks
-from chronicle.resume.writers import foreign_owner
 from rollback.checkpoint.layout import ACCELERATE_STATE_DIR
 from rollback.checkpoint.listing import open_checkpoint
 from rollback.checkpoint.manifest import (
@@ -214,6 +213,19 @@ def read_memory(root: Path) -> Memory | None:
         what = f"`{root / MANIFEST_NAME}` describes memory in version {version}: version {MEMORY_VERSION} is known"
         raise OtherVersion(what, "use a newer chronicle")
     return Memory.from_json(manifest.memory)
+
+
+def foreign_owner(root: Path, identity: Mapping[str, Any]) -> str:
+    """The other run whose checkpoint was in this directory until now, in words; "" when it was ours or there was none."""
+    try:
+        manifest = read_manifest(root)
+    except (RollbackError, OSError):
+        return ""
+    memory = manifest.memory if manifest is not None else None
+    owner: Any = (memory or {}).get("identity") or {}
+    if not owner.get("run_id") or not identity.get("run_id") or owner["run_id"] == identity["run_id"]:
+        return ""
+    return f"run {owner.get('run') or owner['run_id']} (launch {owner.get('launch')}, step {owner.get('step')})"
 
 
 def files_in(root: Path) -> dict[str, tuple[int, int]]:

@@ -18,7 +18,6 @@ from chronicle.resume.rules import RULES, SAME, judge, show_row
 PARTS = {  # of a description, as a person knows them
     "groups": "parameter groups",
     "lr": "learning rate per group",
-    "moment_norm": "first moments",
     "optimizer_steps": "optimizer step",
     "next_lrs": "learning rates of the next steps",
     "scaler": "loss scaler",
@@ -148,19 +147,14 @@ def _optimizer_checks(expected: Expectation, memory: Memory, found: Memory) -> I
     if len(memory.groups) != len(found.groups):
         return
     for index, (saved, own) in enumerate(zip(memory.groups, found.groups, strict=True)):
-        yield from _group_checks(expected, saved, own, f"group {index}", same_world)
+        yield from _group_checks(expected, saved, own, f"group {index}")
 
 
 def _sizes(memory: Memory) -> list[tuple[int, int]]:
     return [(group.num_params, group.num_elements) for group in memory.groups]
 
 
-def _group_checks(
-    expected: Expectation, saved: ParamGroup, own: ParamGroup, where: str, same_world: bool
-) -> Iterator[Check]:
-    if saved.moment_norm is not None and same_world:
-        cause = "" if own.moment_norm else "the optimizer state was not restored: its moments are empty"
-        yield judge(expected, "first moments", saved.moment_norm, own.moment_norm, where=f"norm, {where}", cause=cause)
+def _group_checks(expected: Expectation, saved: ParamGroup, own: ParamGroup, where: str) -> Iterator[Check]:
     yield judge(expected, "parameters with state", saved.num_states, own.num_states, where=where)
     before, after = options_of(saved), options_of(own)
     moved = ("initial_lr", "max_lr", "min_lr") if expected.contract else ()

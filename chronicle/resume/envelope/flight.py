@@ -25,7 +25,7 @@ from chronicle.resume.envelope.samples import (
 )
 from chronicle.resume.envelope.structure import PlannedLr, Structure, broken_promises
 from chronicle.resume.events import Ended, Loaded
-from chronicle.resume.fingerprint import LiveState
+from chronicle.resume.fingerprint import LiveState, groups_of, held_by
 from chronicle.resume.hub import Observer
 from chronicle.resume.memory import RankDigest
 from chronicle.resume.training import Training
@@ -323,15 +323,17 @@ class Envelope(Observer):
             self.log.tell(Breach(kind=BreachKind.LR, step=found[0], words=found[1], seen=step))
 
     def _look_at_weights(self, live: LiveState, step: int | None) -> None:
-        """NaN in any weight that is trained, after `step`."""
+        """NaN in any weight that is trained, or in its moments, after `step`."""
         import numpy as np
 
-        named = [(name, p) for model in live.models for name, p in model.named_parameters() if p.requires_grad]
+        named = [(f"`{name}`", p) for model in live.models for name, p in model.named_parameters() if p.requires_grad]
+        for optimizer, group in groups_of(live.optimizers):
+            named += [(f"`{key}` of `{self._names.get(id(p), '?')}`", held) for p, key, held in held_by(optimizer, group)]
         rows = Snapshot([p for _, p in named]).rows()
         bad = [name for (name, _), row in zip(named, rows, strict=True) if row is not None and np.isnan(row).any()]
         if bad:
             more = f" and {len(bad) - 1} more" if len(bad) > 1 else ""
-            words = f"`{bad[0]}`{more} holds NaN"
+            words = f"{bad[0]}{more} holds NaN"
             self._tell(BreachKind.POISONED, words, step, self._sound)
         else:
             self._sound = step
