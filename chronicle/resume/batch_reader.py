@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 from hashlib import sha256
 from typing import Any, TypeGuard
 
-from chronicle.journal.events import FirstBatchSeen, Incident
+from chronicle.journal.events import FirstBatchSeen
 from chronicle.resume.batches import is_call
 from chronicle.resume.checks.check import Check, noted
 from chronicle.resume.configuration import unwrapped
@@ -146,12 +146,7 @@ class FirstBatch(Observer):
         names = "; ".join(one.name for one in found)
         self._journal.write(event, step=step, title=f"first batch: {lines[0]}" + (f"; {names}" if names else ""))
         for one in found:
-            self._journal.say(f"first batch {one.name}", f"first batch: {one.name}: {one.text}")
-            incident = Incident(
-                kind=one.name, tier="warn", status="open", onset_step=step, alarm_step=step, channels=("guard",),
-                launch=self._journal.launch, change="opened", text=one.text,
-            )  # fmt: skip
-            self._journal.write(incident, step=step, title=f"warn: {one.name}: {one.text}")
+            self._journal.tell(one.name, one.text, step=step, said=f"first batch: {one.name}: {one.text}")
 
 
 def heads_of(ids: Any, first_batch: FirstBatch) -> list[str]:

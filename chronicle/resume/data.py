@@ -18,7 +18,6 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from chronicle.journal.events import Incident
 from chronicle.journal.writer import fresh_id
 from chronicle.resume.batch_record import BatchRecord, FirstPass, Position, read_first_pass
 from chronicle.resume.batches import BatchWitness
@@ -200,9 +199,7 @@ class DataWatch(Observer):
     def _breach(self, kind: str, step: int, text: str, line: str = "") -> None:
         if kind not in self._said:
             self._said.add(kind)
-            self._journal.say(f"data {kind}", line or f"data: {text}")
-            event = Incident(kind=f"data-{kind}", tier="warn", text=text, onset_step=step)
-            self._journal.write(event, step=step, title=f"data: {text}")
+            self._journal.tell(f"data-{kind}", text, step=step, said=line or f"data: {text}")
 
     # ---- before the first step -----------------------------------------------------------------------------------
 

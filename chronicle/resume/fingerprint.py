@@ -135,7 +135,6 @@ def rank_digest(live: LiveState, parts: Parts, *, whole: bool = True) -> RankDig
         each=each if live.rank == 0 and len(each) <= MOST_EACH else "",
         moments=moments,
         each_moment=each_moment if live.rank == 0 and len(each_moment) <= MOST_EACH else "",
-        buffers=parts.take("buffers", lambda: buffers_digest(live), ""),
         data="" if live.data is None else digest(json.dumps(live.data, sort_keys=True, default=str).encode()),
     )
 
@@ -161,11 +160,6 @@ def rounded_weights(live: LiveState) -> str:
         if bool(torch.equal(sample.to(kind).to(torch.float32), sample)) and bool((sample != sample.round()).any()):
             return str(kind).removeprefix("torch.")
     return ""
-
-
-def buffers_digest(live: LiveState) -> str:
-    """Digest of the running statistics and other saved buffers of the models; "" when they have none."""
-    return tensor_digest(_buffers(live.models))
 
 
 def frozen_parameters(live: LiveState) -> str:

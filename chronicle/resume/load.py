@@ -17,10 +17,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from chronicle.journal.events import Incident
-from chronicle.resume.allowed import OF_WEIGHTS, Allowance, Facts, Kind, allow
+from chronicle.resume import allowed, unregistered
+from chronicle.resume.allowed import OF_WEIGHTS, Allowance, Kind, allow
 from chronicle.resume.checks.check import Check, not_compared, noted
-from chronicle.resume.checks.memory import LoadedState, check_generators, check_memory
+from chronicle.resume.checks.memory import check_generators, check_memory
 from chronicle.resume.checks.run import (
     check_contract,
     check_digest,
@@ -38,12 +38,10 @@ from chronicle.resume.events import BatchEntered, Inputs
 from chronicle.resume.feed import LENGTH, ROWS
 from chronicle.resume.fingerprint import (
     LiveState,
-    buffers_digest,
     fingerprint_memory,
     frozen_parameters,
     groups_of,
     moments_apart,
-    object_digests,
     rng_digests,
     rounded_weights,
     weights_and_each,
@@ -54,12 +52,11 @@ from chronicle.resume.horizon import ABOUT_THE_FUTURE, longer_schedule
 from chronicle.resume.hub import RESTS, Observer, Rest
 from chronicle.resume.journal import FURTHER, RENEWED, TRAINED_ON, GuardHistory
 from chronicle.resume.memory import WHOLE, Memory, RankDigest
-from chronicle.resume.moving import Calibration, LoadedBuffers, Moving, facts_of_buffers
+from chronicle.resume.moving import Facts, LoadedState, Moving, facts_of, facts_of_buffers, facts_of_objects
 from chronicle.resume.records import NOT_RECORDED, Records
 from chronicle.resume.reference import LR, Reference
 from chronicle.resume.save import read_memory
 from chronicle.resume.training import Training
-from chronicle.resume.unregistered import facts_of
 from chronicle.resume.verdict import StartingPoint
 from chronicle.story.plain import plain
 from rollback.checkpoint.manifest import OtherVersion
@@ -101,7 +98,8 @@ class Loads(Observer):
         self._by_weights = False  # the optimizer's state was not known: what was saved is looked for by the weights
         self._opening = StartingPoint()  # of the load that has begun
         self._objects_before: Mapping[str, str] = {}
-        self._calibration = Calibration()
+        self._earlier: Facts | None = None  # buffers before the first forward pass without gradients, and how many came
+        self._passes = 0
         self._held: dict[str, tuple[str, str]] = {}  # when -> digest of the weights then, and 16 bits of each
 
     @staticmethod
@@ -142,7 +140,8 @@ class Loads(Observer):
         if all(check.ok for check in every):
             return every
         if expected is None or memory is None:
-            return allow(every, Facts(expected=Expectation(basis="none"), memory=Memory(), found=found, is_reload=again))
+            nothing = Expectation(basis="none")
+            return allow(every, allowed.Facts(expected=nothing, memory=Memory(), found=found, is_reload=again))
         differ = {check.name for check in every if not check.ok}
         seen, as_first, more = self._reference.compare(expected, memory, found) if expected.contract is None else (True, (), ())
         facts = replace(
@@ -161,12 +160,12 @@ class Loads(Observer):
         every += [check for check in more if (check.name, check.where) not in known]
         return self._name_tensors(allow(every, facts), live)
 
-    def _about_schedule(self, expected: Expectation, memory: Memory, found: Memory) -> Facts:
+    def _about_schedule(self, expected: Expectation, memory: Memory, found: Memory) -> allowed.Facts:
         """What is known of a schedule that may have been made longer."""
         unknown = {**memory.unknown, **found.unknown}.get("schedulers", "")
         may_be = not unknown and expected.contract is None
         longer = longer_schedule(memory, found) if may_be else None
-        return Facts(expected=expected, memory=memory, found=found, longer=longer, unknown_schedule=unknown)
+        return allowed.Facts(expected=expected, memory=memory, found=found, longer=longer, unknown_schedule=unknown)
 
     def _moved_weights(self, memory: Memory, live: LiveState) -> Allowance | None:
         """Why weights that were as saved are not so any more: since the first batch came it was the script that moved them
@@ -193,8 +192,8 @@ class Loads(Observer):
 
         `again`: this process has trained already.
         """
-        self._opening, self.pending, self._calibration = StartingPoint(again=again), [], Calibration()
-        opening, self._objects_before = self._opening, object_digests(live)
+        self._opening, self.pending, self._earlier, self._passes = StartingPoint(again=again), [], None, 0
+        opening, self._objects_before = self._opening, facts_of_objects(live)
         self._reference.options.before_load(live.optimizers)
         contract, unknown = self.contract(), list[Check]()
         if memory is None:
@@ -240,13 +239,9 @@ class Loads(Observer):
         """Memory right after the load, on every rank."""
         self._reference.options.after_load(live.optimizers)
         found = fingerprint_memory(live)
-        self.state = LoadedState(
-            buffers=LoadedBuffers(now=found.ranks[0].buffers),
-            frozen=found.frozen,
-            objects=found.objects,
-            objects_before=self._objects_before,
-        )
-        self._calibration = Calibration(first=facts_of_buffers(live.models))
+        facts = facts_of(live)
+        self.state = LoadedState(facts=facts, frozen=found.frozen, objects_before=self._objects_before)
+        self._earlier = facts
         self.data.was_loaded(live.data)
         self.honours.loaded(self.start.expectation, live)
         expected = self.start.expectation or Expectation(basis="none")
@@ -287,7 +282,7 @@ class Loads(Observer):
             if found is not None and found.step:
                 self.start.learn(no_basis="")
                 memory = found
-        self.pending, self._calibration = [], Calibration()
+        self.pending, self._earlier, self._passes = [], None, 0
         if self.start.again and memory is not None and not memory.step:
             self.start.learn(no_basis=BEGINS_ANEW)
             memory = None
@@ -320,7 +315,9 @@ class Loads(Observer):
         if event.kind is Inputs.BATCH:
             self._first_batch()
         elif event.is_training or self.start.resumed:  # a forward pass without gradients
-            self._calibration = self._calibration.after_pass(self._training.observe(), event.is_training)
+            self._passes += event.is_training
+            if self._earlier is None:
+                self._earlier = facts_of_buffers(self._training.observe().models)
         return None
 
     def _first_batch(self) -> None:
@@ -331,22 +328,21 @@ class Loads(Observer):
         if self.state is not None or self.start.state_loaded:
             live = self._training.observe()
             self.look_again(live)
-            objects = object_digests(live)
-            state = self.state or LoadedState(frozen=frozen_parameters(live), objects=objects)
+            state = self.state or LoadedState(frozen=frozen_parameters(live), facts=facts_of_objects(live))
             memory = self.start.memory
             saved = memory.of_rank(live.rank) if memory else None
             then = self._moving.after(memory.state_id) if memory else {}
-            buffers = LoadedBuffers(
-                now=buffers_digest(live),
-                each=facts_of_buffers(live.models),
+            self.state = replace(
+                state,
+                facts={**state.facts, **facts_of_buffers(live.models)},
+                earlier=self._earlier or {},
+                passes=self._passes,
                 then=then,
                 keys=(*saved.moving, *then) if saved else (),
-                calibration=self._calibration,
+                unregistered=unregistered.facts_of(live) if memory and memory.unregistered else {},
             )
-            unregistered = facts_of(live) if memory and memory.unregistered else {}
-            self.state = replace(state, buffers=buffers, unregistered=unregistered)
             self._held = {AT_BATCH: weights_and_each(live), **self._held}
-            self._calibration = Calibration()
+            self._earlier, self._passes = None, 0
 
     def check_unseen(self, found: Memory, live: LiveState, optimizer: Any = None) -> list[Check]:
         """For a launch in which no adapter saw a load: the trainer loads by itself, or it loaded nothing.
@@ -433,9 +429,7 @@ class Loads(Observer):
         cause = f"{belongs}; for a fork on purpose: `chronicle init --from CHECKPOINT`"
         if history.checkpoints and not self.start.again:
             text = f"{belongs}, and this run has checkpoints of its own (the newest of step {history.last_step})"
-            self._journal.say("owner", f"warn: checkpoint-of-another-run: {text}")
-            event = Incident(kind="checkpoint-of-another-run", tier="warn", text=text, onset_step=self.start.start_step)
-            self._journal.write(event, step=self.start.start_step, title=f"warn: checkpoint-of-another-run: {text}")
+            self._journal.tell("checkpoint-of-another-run", text, step=self.start.start_step)
         return [noted("run", "M6", expected=own, found=str(found["run_id"]), where="identity in the checkpoint", cause=cause)]
 
     def contract(self) -> Contract | None:

@@ -14,7 +14,7 @@ MEMORY_VERSION = 1
 WHOLE = "memory"  # the part that is unknown when nothing could be described
 OTHERS = "other_optimizers"  # in the topology: classes that step parameters of the guarded optimizers
 
-RANK_PARTS = frozenset(("rng", "weights", "moments", "buffers"))
+RANK_PARTS = frozenset(("rng", "weights", "moments"))
 GROUP_PARTS = frozenset(("lr",))
 SPARSE: Any = {"sparse": True}  # a field that is not stored where it has its default
 
@@ -71,8 +71,7 @@ class RankDigest:
     each: str = field(default="", metadata=SPARSE)  # 16 bits of every weight, in hex; of rank 0
     moments: str = ""
     each_moment: str = field(default="", metadata=SPARSE)  # 16 bits of every moment; of rank 0
-    buffers: str = ""  # running statistics and other saved buffers
-    each_buffer: Mapping[str, str] = field(default_factory=dict, metadata=SPARSE)  # the same by name (`moving.py`)
+    each_buffer: Mapping[str, str] = field(default_factory=dict, metadata=SPARSE)  # running statistics and others, by name
     moving: tuple[str, ...] = field(default=(), metadata=SPARSE)  # what this training moves without a step
     data: str = ""
     batches: str = ""  # position in this rank's record of batches (`batch_record.py`)

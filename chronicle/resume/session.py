@@ -11,7 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from chronicle.journal.events import GuardAttached, Incident, StateSaved
+from chronicle.journal.events import GuardAttached, StateSaved
 from chronicle.resume.allowed import SPLIT
 from chronicle.resume.checks.check import Check, Outcome, failed
 from chronicle.resume.contract import Options
@@ -257,9 +257,7 @@ class GuardSession(Parts):
             text = say_other_weights(path, kept)
             if text and not self._told_weights:
                 self._told_weights = True
-                self.journal.say("weights of the save", text)
-                event = Incident(kind="save-differs", tier="warn", text=text, onset_step=step, launch=self.journal.launch)
-                self.journal.write(event, step=step, title=f"warn: save-differs: {text}")
+                self.journal.tell("save-differs", text, step=step, said=text)
 
         if kept:
             self.sealer.later(compare)

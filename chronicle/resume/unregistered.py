@@ -21,7 +21,6 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from chronicle.journal.events import Incident
 from chronicle.resume.configuration import is_of_the_script
 from chronicle.resume.events import Ended, Loaded, StepBegins
 from chronicle.resume.fingerprint import LiveState, Parts, digest, own_shard, plain_bytes
@@ -124,9 +123,8 @@ class Unregistered(Observer):
         listed = ", ".join(key.partition(".")[2] or "its content" for key in keys[:3])
         more = " and more" if len(keys) > 3 else ""
         text = f"`{name}` ({kind}) moves and is in no file of this checkpoint: {listed}{more}"
-        self._journal.say(f"not saved {name}", f"not saved: {text}; a resume begins with another one")
-        event = Incident(kind="state-not-saved", tier="notice", text=text, onset_step=self._step)
-        self._journal.write(event, step=self._step, title=f"notice: state-not-saved: {text}")
+        said = f"not saved: {text}; a resume begins with another one"
+        self._journal.tell("state-not-saved", text, step=self._step, tier="notice", said=said)
 
 
 # ---- objects, and their values as facts --------------------------------------------------------------------------------

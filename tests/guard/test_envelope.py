@@ -207,9 +207,9 @@ def test_memory_with_nan_is_json() -> None:
     """A number that JSON lacks is written as text and read again."""
     from chronicle.resume.memory import ParamGroup
 
-    memory = Memory(groups=(ParamGroup(lr=0.1),))
+    memory = Memory(groups=(ParamGroup(lr=math.nan),))
     record = json.loads(json.dumps(memory.to_json(), allow_nan=False))
-    found = Memory.from_json(record).groups[0].moment_norm
+    found = Memory.from_json(record).groups[0].lr
     assert found is not None and math.isnan(found)
 
 

@@ -15,7 +15,6 @@ from typing import Any
 from transformers import TrainerCallback
 from transformers.trainer_utils import get_last_checkpoint
 
-from chronicle.journal.events import Incident
 from chronicle.recording import start
 from chronicle.resume.adapters.hooks import GuardedCallback, dtype_of, hook_optimizer_steps, split_of
 from chronicle.resume.batch_reader import has_decoder, heads_of, revisions_of
@@ -228,12 +227,7 @@ class ChronicleCallback(GuardedCallback, TrainerCallback):  # type: ignore[misc]
         text = f"{what} is not finite in step {step} on rank {session.ranks.rank}: the last batches are in `{path}`"
         if self._parts["args"].logging_nan_inf_filter:
             text += "; the Trainer's log shows the mean of earlier losses instead (logging_nan_inf_filter)"
-        incident = Incident(
-            kind="loss-not-finite", tier="warn", status="open", onset_step=step, alarm_step=step, channels=("guard",),
-            launch=session.journal.launch, change="opened", text=text,
-        )  # fmt: skip
-        session.journal.write(incident, step=step, title=f"warn: loss-not-finite: {text}", from_any_rank=True)
-        session.journal.say("not finite", text)
+        session.journal.tell("loss-not-finite", text, step=step, said=text, from_any_rank=True)
 
     def _observe(self) -> LiveState:
         args, state = self._parts["args"], self._parts["state"]

@@ -4,15 +4,15 @@ What each value is and what may have gone wrong is a row of `rules.py`. A value 
 Checks that passed are returned too, so that the verdict in the journal says what was compared.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from typing import Any
 
 from chronicle.resume.checks.check import Check, attempt, compared, not_compared, noted
 from chronicle.resume.contract import COMPUTED, SMALL_JUMP, Expectation, close_rows
 from chronicle.resume.learning_rate import far_points
 from chronicle.resume.memory import Memory, ParamGroup, RankDigest, Scheduler
-from chronicle.resume.moving import MOVES, OBJECT, LoadedBuffers, check_buffers
+from chronicle.resume.moving import MOVES, OBJECT, LoadedState, check_buffers
 from chronicle.resume.rules import RULES, SAME, judge, show_row
 
 PARTS = {  # of a description, as a person knows them
@@ -371,21 +371,6 @@ def position_cause(saved: Scheduler, own: Scheduler) -> str:
 # ---- state right after the load, before training changed it ----------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LoadedState:
-    """What one rank held right after the load, or (a plain loop) when its first batch came.
-
-    Running statistics change with the first forward pass, flags and the script's own objects whenever the script likes. Their
-    state at the load is therefore kept, and judged before the first step.
-    """
-
-    buffers: LoadedBuffers = field(default_factory=LoadedBuffers)
-    frozen: str = ""
-    objects: Mapping[str, str] = field(default_factory=dict)
-    objects_before: Mapping[str, str] = field(default_factory=dict)  # before the load: as the script made them
-    unregistered: Mapping[str, str] = field(default_factory=dict)
-
-
 def check_loaded(expected: Expectation, loaded: LoadedState, found: Memory, *, rank: int) -> Iterator[Check]:
     """Buffers, frozen parameters and the script's own objects. `found` is memory at the first step.
 
@@ -396,23 +381,23 @@ def check_loaded(expected: Expectation, loaded: LoadedState, found: Memory, *, r
     if memory is None:
         return
     saved = memory.of_rank(rank)
-    if saved is not None and saved.buffers:
-        yield check_buffers(saved.buffers, saved.each_buffer, loaded.buffers, f"saved buffers, rank {rank}")
+    if saved is not None and saved.each_buffer:
+        yield check_buffers(saved.each_buffer, loaded, f"saved buffers, rank {rank}")
     if memory.frozen and found.frozen:
         own = memory.frozen if memory.frozen == loaded.frozen else found.frozen
         yield judge(expected, "frozen parameters", memory.frozen, own)
-    for key, digest in memory.objects.items():
-        name = f"state of `{key}`"
+    for thing, digest in memory.objects.items():
+        name, key = f"state of `{thing}`", OBJECT.format(thing)
         if name in found.unknown:
             continue
-        own, moves = loaded.objects.get(key, ""), OBJECT.format(key)
-        if own == loaded.buffers.then.get(moves):
+        own = loaded.facts.get(key, "")
+        if own == loaded.then.get(key):
             own = digest  # it has read on, as in the first pass
-        elif own != digest and moves in loaded.buffers.keys:
-            yield not_compared(name, "M1", MOVES.format(f"`{key}`"), where=RULES["registered object"].where)
+        elif own != digest and key in loaded.keys:
+            yield not_compared(name, "M1", MOVES.format(f"`{thing}`"), where=RULES["registered object"].where)
             continue
-        if own == digest and found.objects.get(key) == loaded.objects_before.get(key) is not None:
-            own = found.objects[key]
+        if own == digest and found.objects.get(thing) == loaded.objects_before.get(key) is not None:
+            own = found.objects[thing]
         yield judge(expected, name, digest, own, rule="registered object")
     yield from _unregistered_checks(memory, loaded)
 
