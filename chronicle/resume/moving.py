@@ -10,7 +10,6 @@ A resume must find each key as it was saved, or as it was then. One that moves a
 The key of a buffer is its name with `*` for numbers: `blocks.*.noise` are all of them. torch is imported in the functions.
 """
 
-import hashlib
 import json
 import re
 from collections.abc import Mapping, Sequence
@@ -20,7 +19,7 @@ from typing import Any
 
 from chronicle.resume.checks.check import Check, compared, failed, not_compared, noted
 from chronicle.resume.events import BatchEntered, Gradient, GradientReady, Inputs, Loaded, Saved
-from chronicle.resume.fingerprint import LiveState, digest_and_each, object_digests, own_shard, saved_buffers
+from chronicle.resume.fingerprint import LiveState, digest, digest_and_each, object_digests, own_shard, saved_buffers
 from chronicle.resume.hub import RESTS, Observer, Rest
 from chronicle.resume.prints import is_captured
 from chronicle.resume.rules import RULES
@@ -48,7 +47,7 @@ def facts_of_buffers(models: Sequence[Any]) -> dict[str, str]:
     found = dict.fromkeys(names, "")
     for at, name in enumerate(names):
         found[name] += each[4 * at : 4 * at + 4]
-    return {name: text if len(text) <= 16 else hashlib.sha256(text.encode()).hexdigest()[:16] for name, text in found.items()}
+    return {name: text if len(text) <= 16 else digest(text.encode()) for name, text in found.items()}
 
 
 def facts_of(live: LiveState) -> dict[str, str]:

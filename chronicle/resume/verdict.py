@@ -86,13 +86,11 @@ class Verdicts:
         self._ranks, self._journal, self._options, self._start = ranks, journal, options, start
         self._faults = faults
         self._remarks: dict[str, Check] = {}  # name -> what was noted or not compared since the last load
-        self._late: dict[str, str] = {}  # name -> why an earlier check of this load could not be made
         self.refusal: ResumeRefused | None = None
 
     def opens(self) -> None:
         """A load begins: what was said about an earlier one no longer counts."""
         self._remarks.clear()
-        self._late.clear()
 
     def decide(self, checks: Sequence[Check], moment: str, root: Path | None) -> None:
         """Exchange with the other ranks (each must call this); refuse everywhere when anything failed anywhere."""
@@ -165,8 +163,8 @@ class Verdicts:
                 self._faults.record(f"check of {check.name} {moment}", check.error)
             if check.outcome in (Outcome.NOTED, Outcome.NOT_COMPARED):
                 self._remarks[check.name] = check
-            elif (earlier := self._remarks.pop(check.name, None)) and earlier.outcome is Outcome.NOT_COMPARED:
-                self._late[check.name] = f"compared only now: {earlier.cause}"
+            else:
+                self._remarks.pop(check.name, None)
 
     def _not_compared(self) -> list[dict[str, str]]:
         """What matters and was not compared, with the reason; empty when the launch is verified."""
@@ -186,9 +184,6 @@ class Verdicts:
     def _noted(self) -> list[dict[str, str]]:
         return [_remark(c) for c in self._remarks.values() if c.outcome is Outcome.NOTED]
 
-    def _late_cause(self, check: Check) -> dict[str, str]:
-        return {"cause": self._late[check.name]} if check.outcome is Outcome.EQUAL and check.name in self._late else {}
-
     def _basis(self) -> str:
         expectation = self._start.expectation
         return expectation.basis if expectation else ("none" if self._start.resumed else "fresh")
@@ -206,7 +201,7 @@ class Verdicts:
             mode=str(self._options.mode),
             basis=self._basis(),
             verified=verdict == "passed" if self._start.resumed or verdict != "passed" else None,
-            checks=tuple({**check.to_json(), **self._late_cause(check)} for check in checks),
+            checks=tuple(check.to_json() for check in checks),
             noted=tuple(self._noted()),
             not_compared=tuple(unknown),
             checkpoint=None if self._start.loaded_from is None else str(self._start.loaded_from),

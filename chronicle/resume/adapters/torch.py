@@ -152,7 +152,8 @@ class AttachedRun:
         if self._live.models:
             self.session.hear(Begins(model=self._live.models[0], says_so=False))
         if why := _trained_before(self._live):
-            self.session.attached_late(why)
+            why = f"{why} when `attach` was called: call it before the load"
+            self.session.start.learn(state_loaded=True, no_basis=why)
 
     def _weights_loaded(self, model: Any, incompatible: Any) -> None:
         if self.session.waits_for_first_step:
@@ -259,7 +260,7 @@ class AttachedRun:
         if taken.memory is not None:
             return
         # a load will overwrite what is taken before the first step: nothing has been trained yet
-        taken.is_first = self.session.waits_for_first_step and not self.session.stepped_unseen
+        taken.is_first = self.session.waits_for_first_step and not self.session.training.has_stepped_unseen
         taken.memory = self._describe(taken)
         self.session.records.keep(taken.memory, taken.digest, replaces=not taken.is_first)
         self._recorded[taken.digest] = taken
@@ -293,7 +294,7 @@ class AttachedRun:
 
     def _on_load(self, optimizer: Any, state: dict[str, Any]) -> None:
         self._taken = None  # what was taken before is overwritten
-        if self.session.retired:
+        if self.session.training.retired:
             return  # the session that took over reads the record
         memory = self.session.records.of_state(state_digest(state))
         why = memory.unknown.get(WHOLE, "") if memory else NOT_RECORDED
