@@ -16,7 +16,6 @@ from typing import Any
 
 from chronicle.errors import ChronicleError
 from chronicle.resume.allowed import leave_open
-from chronicle.resume.batch_reader import check_revisions
 from chronicle.resume.checks.check import Check, Outcome, attempt, noted
 from chronicle.resume.checks.memory import PARTS, check_loaded, check_memory
 from chronicle.resume.checks.run import check_identity, check_ranks, check_unspoilt, drives, shares_parameters
@@ -126,8 +125,6 @@ class FirstStep:
         yield from settled
         if not self._gradients_later and all(check.ok for check in settled):  # else another gradient is what follows from it
             yield from self.compare_gradient(optimizer)
-        if expected is not None:
-            yield from check_revisions(expected.revisions, parts.first_batch.says.revisions)
         with training.contained("first step"):
             parts.reference.options.see(live.optimizers)
             parts.loads.trained(live.models)

@@ -115,7 +115,6 @@ class Memory:
     trained: Mapping[str, Any] = field(default_factory=dict, metadata=SPARSE)  # configuration, data … (`trained.py`)
     unregistered: Mapping[str, str] = field(default_factory=dict, metadata=SPARSE)  # facts of what nobody registered
     spoilt: str = field(default="", metadata=SPARSE)  # why no rollback goes here: NaN in the weights, replicas that differ
-    revisions: Mapping[str, str] = field(default_factory=dict, metadata=SPARSE)  # of tokenizer, chat template, model
     identity: Mapping[str, Any] = field(default_factory=dict, metadata=SPARSE)  # id, run_id, run, launch, step
     ranks: tuple[RankDigest, ...] = ()
     unknown: Mapping[str, str] = field(default_factory=dict, metadata=SPARSE)  # part that could not be described -> why

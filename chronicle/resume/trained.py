@@ -1,7 +1,7 @@
 """What is trained, as the guard records it at a save and compares it at a resume: the field `trained` of `Memory`.
 
 Flat facts (row -> name -> value) say what the models are (`configuration.py`), dataset and order (`feed.py`), the trainer's
-arguments, how averages forget, the state of the schedulers, and the revisions of tokenizer and model. Beside them stand modes,
+arguments, how averages forget, and the state of the schedulers. Beside them stand modes,
 the shape of the batches, and gradients that were left over. `TrainedWatch` makes the record before the first step and again at
 every save, so that values which move while a launch trains (counters, caches, annealed factors) are known and not compared.
 Nothing is done at a step.

@@ -17,7 +17,7 @@ from transformers.trainer_utils import get_last_checkpoint
 
 from chronicle.recording import start
 from chronicle.resume.adapters.hooks import GuardedCallback, dtype_of, hook_optimizer_steps, split_of
-from chronicle.resume.batch_reader import has_decoder, heads_of, revisions_of
+from chronicle.resume.batch_reader import has_decoder, heads_of
 from chronicle.resume.batches import samples_of
 from chronicle.resume.checks.check import not_compared
 from chronicle.resume.contract import Options
@@ -153,8 +153,6 @@ class ChronicleCallback(GuardedCallback, TrainerCallback):  # type: ignore[misc]
             apart=has_decoder(self._parts.get("model")),
             precision="bf16" if getattr(args, "bf16", False) else "fp16" if getattr(args, "fp16", False) else "fp32",
         )
-        if self.session.ranks.rank == 0:
-            first.knows(revisions=revisions_of(tokenizer, self._parts.get("model")))
         if trainer is not None:
             own = getattr(trainer, "compute_loss_func", None)
             self._kind = {"trainer": type(trainer).__name__, "compute_loss_func": own}
