@@ -70,7 +70,6 @@ class Describer(Observer):
             spoilt=parts.envelope.at_save(),
             ranks=(own,),
             unregistered=unregistered,
-            lr_moved=witness.moved,
             habits=parts.reference.habits,
             seen_frozen=parts.reference.frozen_now(memory.frozen),
         )

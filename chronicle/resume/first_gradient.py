@@ -20,13 +20,12 @@ gradient. Nothing is refused because of it.
 """
 
 import contextlib
-import json
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
+from chronicle.resume.beside import StateFiles
 from chronicle.resume.checks.check import Check, Outcome, compared, not_compared, noted
 from chronicle.resume.compiled import outside_graphs
 from chronicle.resume.contract import Expectation
@@ -45,8 +44,6 @@ DRAWN_ON_RANKS = "random numbers are drawn in this step, and how the generators 
 CAUSE = "the loss, labels that are no input of the model, clipping, or a scale of the gradient is another one"
 NUM_TENSORS = 128
 NUM_AVERAGED = 24
-NUM_KEPT = 64  # files of one launch and rank
-NUM_RANKS = 8
 NUM_BATCHES = 64  # micro-batches of one step that are compared
 QUIET = 1e-4  # of the largest: a tensor with so small a gradient is rounding alone
 LOUD = 1e-2  # of the largest: a tensor that is compared by itself
@@ -69,9 +66,8 @@ class FirstGradient(Observer):
         self, training: Training, tell: Callable[[Breach], object], settle_batches: Callable[[], None]
     ) -> None:
         self._training, self._tell, self._settle_batches = training, tell, settle_batches
-        self._rank = training.ranks.rank
-        paths = training.paths if self._rank < NUM_RANKS else None
-        self._directory = None if paths is None else paths.gradients_dir
+        directory = None if training.paths is None else training.paths.gradients_dir
+        self._files = StateFiles(directory, training.ranks.rank, version=VERSION)
         self._batches: list[str] = []  # since the last step
         self._seen = 0
         self._autocast = False  # whether a micro-batch of this step entered under it
@@ -79,10 +75,9 @@ class FirstGradient(Observer):
         self._at_save: Mapping[str, str] = {}
         self._entered: Mapping[str, str] = {}  # generators when the first micro-batch entered
         self._wanted = True  # the first step of a launch is compared
-        self._looks = self._directory is not None  # at the step that comes
+        self._looks = self._files.keeps  # at the step that comes
         self._expected: dict[str, Any] | None = None  # the record of the step that is about to be taken, which it should repeat
         self._update: _Update | None = None  # of the step that was taken, until the next batch
-        self._kept: list[Path] = []
         self._by_hooks = False  # an engine takes the gradients away: they are sampled as they come
         self._sums: _Sums | None = None
 
@@ -98,7 +93,7 @@ class FirstGradient(Observer):
             self._state = "" if self._seen else event.memory.state_id
             self._at_save = event.memory.ranks[0].rng
             self._entered = {}
-            self._looks = self._directory is not None and bool(self._state or self._wanted)
+            self._looks = self._files.keeps and bool(self._state or self._wanted)
 
     def loaded(self, event: Loaded) -> None:
         """The next step is a first one."""
@@ -111,7 +106,7 @@ class FirstGradient(Observer):
         if self._sums is not None:
             self._sums.remove()
         self._sums = None
-        self._looks = self._directory is not None and wanted
+        self._looks = self._files.keeps and wanted
 
     def batch_entered(self, event: BatchEntered) -> None:
         """How the generators stand when the first micro-batch of a step enters."""
@@ -143,16 +138,16 @@ class FirstGradient(Observer):
             self._seen = 0
             return
         place, optimizer, lrs = self._training.place_of(event.optimizer), event.optimizer, list(event.lrs)
-        record, self._expected, path = self._expected, None, None
-        if self._state and self._entered and self._directory is not None:
+        record, self._expected, state = self._expected, None, ""
+        if self._state and self._entered:
             self._settle_batches()
-            path = self._directory / f"{self._state}.{self._rank}"
-            record = self._keep(path, place, optimizer, lrs)
+            state = self._state
+            record = self._keep(state, place, optimizer, lrs)
         if record is not None and record["exact"] and record["lrs"] == lrs:
             weights = _params(optimizer, self._models())
             moved = {"update": weights, "averages": _averaged(self._averages())}
             before = {name: (tensors, Snapshot(tensors)) for name, tensors in moved.items()}
-            self._update = _Update(record, path, before, rng_digests())
+            self._update = _Update(record, state, before, rng_digests())
         self._reset(wanted=False)
 
     # ---- what it knows of the training ------------------------------------------------------------------------------
@@ -189,7 +184,7 @@ class FirstGradient(Observer):
 
     # ---- keep one --------------------------------------------------------------------------------------------------
 
-    def _keep(self, path: Path, place: int, optimizer: Any, lrs: list[Any]) -> dict[str, Any] | None:
+    def _keep(self, state: str, place: int, optimizer: Any, lrs: list[Any]) -> dict[str, Any] | None:
         """Write the record of this step; None where there is nothing that a resume could be held to."""
         record = self._describe(place, optimizer, lrs)
         if record is None:
@@ -198,11 +193,7 @@ class FirstGradient(Observer):
             record["rows"] = []
             if place >= 0:  # no gradient
                 return None
-        path.parent.mkdir(parents=True, exist_ok=True)
-        _write(path, record)
-        self._kept.append(path)
-        if len(self._kept) > NUM_KEPT:
-            self._kept.pop(0).unlink(missing_ok=True)
+        self._files.write(state, record)
         return record
 
     def _settle_update(self) -> None:
@@ -211,11 +202,11 @@ class FirstGradient(Observer):
         found = {} if update is None else update.distances()
         if update is None or not found:
             return
-        if update.path is None:
+        if not update.state:
             if words := _judge_update(update.record, found):
                 self._moved_otherwise(f"the first step {words}")
-        elif update.path.exists():  # else somebody removed the run's directory
-            _write(update.path, {**update.record, **{name: _short(rows) for name, rows in found.items()}})
+        elif self._files.read(update.state):  # else somebody removed the run's directory
+            self._files.write(update.state, {**update.record, **{name: _short(rows) for name, rows in found.items()}})
 
     def _describe(self, place: int, optimizer: Any, lrs: list[Any]) -> dict[str, Any] | None:
         """This step's batches, generators and gradient; None where the gradient cannot be read."""
@@ -229,7 +220,6 @@ class FirstGradient(Observer):
             rows = Snapshot([p.grad for p in chosen]).rows()
         are_plain = all(p.device.type == "cpu" and str(p.dtype) == "torch.float32" for p in chosen)
         return {
-            "v": VERSION,
             "optimizer": place,
             "ranks": self._num_ranks(),
             "batches": list(self._batches),
@@ -245,8 +235,7 @@ class FirstGradient(Observer):
 
     def _read(self, expected: Expectation | None) -> dict[str, Any]:
         """The record of the step after the save of this state; empty where none is known."""
-        state = "" if expected is None or expected.memory is None else expected.memory.state_id
-        return {} if self._directory is None or not state else _read(self._directory / f"{state}.{self._rank}")
+        return {} if expected is None or expected.memory is None else self._files.read(expected.memory.state_id)
 
     def seeded_alike(self, expected: Expectation | None) -> bool:
         """Whether torch was seeded as when this state was saved; unknown is False. A script without a seed draws others."""
@@ -340,11 +329,11 @@ class _Difference:
 class _Update:
     """A step whose update is awaited: samples before it of the weights, and of the averages that follow them.
 
-    `path`: where its record is kept; None: it should move as the record says.
+    `state`: whose record it is; "": it should move as the record says.
     """
 
     record: dict[str, Any]
-    path: Path | None
+    state: str
     before: Mapping[str, tuple[Sequence[Any], Snapshot]]
     generators: Mapping[str, str]
 
@@ -429,19 +418,6 @@ def _thinned(every: list[Any], most: int) -> list[Any]:
 
 def _short(rows: Sequence[Any]) -> list[list[float] | None]:
     return [None if row is None else [float(f"{value:.7g}") for value in row] for row in rows]
-
-
-def _write(path: Path, record: Mapping[str, Any]) -> None:
-    path.write_text(json.dumps(record, separators=(",", ":")) + "\n", encoding="utf-8")
-
-
-def _read(path: Path) -> dict[str, Any]:
-    """The record in this file; {} where there is no such file, or it is of another version."""
-    try:
-        found = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return {}
-    return found if isinstance(found, dict) and found.get("v") == VERSION else {}
 
 
 def _percent(apart: float) -> str:

@@ -360,17 +360,12 @@ class Loads(Observer):
         history = self._journal.read()
         pending = contract if contract is not None and contract.rollback not in history.fulfilled else None
         step = found.optimizer_steps[1] if found.optimizer_steps else 0
-        loads_nothing = not self.start.state_loaded and not self._options.fresh_start
-        if loads_nothing and pending is None and _is_stray(optimizer, live):
-            why = "another optimizer than the attached one is stepped, and it has state: the guard saw no load of it"
-            self._loaded_unseen(why, None)
-            return []
+        if pending is None and not self.start.state_loaded and not self._options.fresh_start:
+            answer = self._loads_nothing(found, live, optimizer, history, step)
+            if answer is not None:
+                return answer
         # one of step 0 holds nothing that was trained: an LR finder saves it, to come back to it
         if self._options.fresh_start or (pending is None and not any(saved for saved, _ in history.checkpoints)):
-            if step and loads_nothing:
-                self._loaded_unseen(AT_STEP.format(step), None)
-            elif loads_nothing and self.weights_loaded and history.has_trained:
-                self._loaded_unseen(WEIGHTS_ALONE, None)
             return []
         is_main = self._ranks.rank == 0
         root = next(
@@ -379,14 +374,6 @@ class Loads(Observer):
         memory = None if root is None else _memory_of(root)[0]
         # an optimizer without state beside one that has steps: part of the state was not loaded
         whole = all(group.num_states or not group.num_params for group in found.groups)
-        if loads_nothing and pending is None and not step and any(saved for saved, _ in history.checkpoints):
-            if self.start.again or (history.saved_by is not None and history.saved_by == self._journal.launch):
-                return _begins_anew(FURTHER)
-            if history.further:
-                return _begins_anew(STILL_FURTHER)
-        if loads_nothing and pending is None and not step and (why := _left_behind(found, history)):
-            self._loaded_unseen(why, None)
-            return []
         unknown = (root is None or memory is None) and whole
         if unknown and step and not self.start.state_loaded and (pending is None or pending.optimizer_step == step):
             self._loaded_unseen(AT_STEP.format(step), pending)
@@ -401,6 +388,34 @@ class Loads(Observer):
             self.start.learn(identity=memory.identity)
         self.honours.loaded(self.start.expectation, live)
         return [*check_files(root), *check_contract(contract, root, memory, history)] if is_main else []
+
+    def _loads_nothing(
+        self, found: Memory, live: LiveState, optimizer: Any, history: GuardHistory, step: int
+    ) -> list[Check] | None:
+        """The checks of a launch that was seen to load nothing and did not say so; None where it should have resumed.
+
+        `step`: that of its optimizer.
+        """
+        if _is_stray(optimizer, live):
+            why = "another optimizer than the attached one is stepped, and it has state: the guard saw no load of it"
+        elif not any(saved for saved, _ in history.checkpoints):
+            why = AT_STEP.format(step) if step else ""
+            if not step and self.weights_loaded and history.has_trained:
+                why = WEIGHTS_ALONE
+            if not why:
+                return []
+        elif step:
+            return None
+        elif self.start.again or (history.saved_by is not None and history.saved_by == self._journal.launch):
+            return _begins_anew(FURTHER)
+        elif history.further:
+            return _begins_anew(STILL_FURTHER)
+        else:
+            why = _left_behind(found, history)
+            if not why:
+                return None
+        self._loaded_unseen(why, None)
+        return []
 
     def _loaded_unseen(self, why: str, pending: Contract | None) -> None:
         """State came into memory by a way that the guard does not see (`torch.load` beside a guarded Accelerator)."""

@@ -34,12 +34,6 @@ class LrWitness:
     position: int = 0
     num_right: int = 0
     num_wrong: int = 0
-    num_moved: int = 0  # of the right ones: the LR was another than the one before
-
-    @property
-    def moved(self) -> bool:
-        """Whether forecasts of an LR that moves came true. A constant one says nothing about the speed of its scheduler."""
-        return self.num_moved >= NUM_CONFIRM
 
     @property
     def source(self) -> str:
@@ -55,13 +49,11 @@ class LrWitness:
     def see(self, lrs: LrRow) -> "LrWitness":
         """One optimizer step with these LRs, which was foretold."""
         right = _same(self.rows[self.position], lrs)
-        moved = right and self.position > 0 and not _same(self.rows[self.position - 1], lrs)
         return replace(
             self,
             position=self.position + 1,
             num_right=self.num_right + right,
             num_wrong=self.num_wrong + (not right),
-            num_moved=self.num_moved + moved,
         )
 
 
@@ -100,7 +92,7 @@ class LrTripwire:
         source = memory.lr_source if memory is not None and by_steps else "untested"
         if contract is not None and contract.lr_unproved and contract.lrs and not expectation.warms_up:
             return cls(rows=(contract.lrs,) * NUM_TRIPWIRE_STEPS, source=source, held=expectation.allowed_jump())
-        return cls(rows=tuple(rows), source=source, moved=memory is None or memory.lr_moved)
+        return cls(rows=tuple(rows), source=source, moved=memory is None or len(set(memory.recent_lrs)) > 1)
 
     @property
     def done(self) -> bool:

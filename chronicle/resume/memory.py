@@ -97,7 +97,6 @@ class Memory:
     schedulers: tuple[Scheduler, ...] = ()
     next_lrs: tuple[LrRow, ...] | None = None  # row i: LR per group of the i-th optimizer step from here
     lr_source: str = "untested"  # scheduler: forecasts came true | manual: they did not | untested
-    lr_moved: bool = field(default=True, metadata=SPARSE)  # of an LR that moves they did; False: of a constant one at most
     recent_lrs: tuple[LrRow, ...] = ()  # of the last optimizer steps before this point
     used: Mapping[str, Sequence[LrRow]] = field(default_factory=dict, metadata=SPARSE)  # option -> its values so far
     seen_frozen: tuple[str, ...] = field(default=(), metadata=SPARSE)  # `frozen` so far, one after the other

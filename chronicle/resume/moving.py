@@ -10,13 +10,12 @@ A resume must find each key as it was saved, or as it was then. One that moves a
 The key of a buffer is its name with `*` for numbers: `blocks.*.noise` are all of them. torch is imported in the functions.
 """
 
-import json
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
+from chronicle.resume.beside import StateFiles
 from chronicle.resume.checks.check import Check, compared, failed, not_compared, noted
 from chronicle.resume.events import BatchEntered, Gradient, GradientReady, Inputs, Loaded, Saved
 from chronicle.resume.fingerprint import LiveState, digest, digest_and_each, object_digests, own_shard, saved_buffers
@@ -28,6 +27,7 @@ from chronicle.resume.training import Training
 Facts = Mapping[str, str]  # key -> a few bits of its value
 
 _NUMBER = re.compile(r"[0-9]+")
+VERSION = 1
 NUM_KEYS = 64
 NUM_STEPS = 3  # of a launch, after which is looked
 OBJECT = "object {}"  # key of one of the script's own objects
@@ -71,8 +71,9 @@ class Moving(Observer):
     about = "buffers"
 
     def __init__(self, training: Training) -> None:
-        self._training, self._rank = training, training.ranks.rank
-        self._directory = None if training.paths is None else training.paths.sequels_dir
+        self._training = training
+        directory = None if training.paths is None else training.paths.sequels_dir
+        self._files = StateFiles(directory, training.ranks.rank, version=VERSION, ending=".moved")
         self.keys: tuple[str, ...] = ()
         self._looked: Facts = {}
         self._saved: tuple[str, Facts] | None = None  # state, and its facts
@@ -112,24 +113,14 @@ class Moving(Observer):
         state, saved = self._saved or ("", {})
         changed = moved(saved, now)
         self.keys = tuple(dict.fromkeys((*self.keys, *moved(self._looked, now), *changed)))[:NUM_KEYS]
-        if changed and state and self._directory is not None:  # the checkpoint itself cannot say so any more
-            self._directory.mkdir(parents=True, exist_ok=True)
-            record = {key: now[key] for key in changed}
-            self._path(state).write_text(json.dumps(record) + "\n", encoding="utf-8")
+        if changed:  # the checkpoint itself cannot say so any more
+            self._files.write(state, {"moved": {key: now[key] for key in changed}})
         self._looked, self._saved = {}, None
         return None
 
     def after(self, state: str) -> Facts:
         """What had moved when the next batch came after this save, and how it was then; {} where nothing is known."""
-        try:
-            record = json.loads(self._path(state).read_text(encoding="utf-8")) if self._directory and state else {}
-        except (OSError, ValueError):
-            record = {}
-        return record if isinstance(record, dict) else {}
-
-    def _path(self, state: str) -> Path:
-        assert self._directory is not None
-        return self._directory / f"{state}.{self._rank}.moved"
+        return dict(self._files.read(state).get("moved") or {})
 
 
 # ---- the buffers and objects of a resume -----------------------------------------------------------------------------

@@ -211,17 +211,6 @@ def test_witness_tells_a_schedule_from_a_hand_set_lr() -> None:
     assert witness.see((99.0,)).source == "manual"
 
 
-def test_forecasts_of_an_lr_that_stands_still_are_none_of_one_that_moves() -> None:
-    """A constant LR says nothing about how often its scheduler is stepped: only three forecasts of another LR do."""
-    for rows, moved in ([[(0.1,)] * 7, [False] * 7], [[(0.1 * i,) for i in range(1, 8)], [False] * 3 + [True] * 4]):
-        witness, seen = LrWitness().predict(tuple(rows)), []
-        for row in rows:
-            witness = witness.see(row)
-            seen.append(witness.moved)
-        assert seen == moved
-    assert witness.moved and not LrWitness().predict(((0.1,), (0.2,))).see((0.1,)).see((0.3,)).moved
-
-
 @pytest.mark.parametrize(("source", "trips"), [("scheduler", True), ("manual", False), ("untested", False)])
 def test_tripwire_trips_only_where_forecasts_came_true_before_the_save(source: str, trips: bool) -> None:
     """A script that sets its LR by hand makes forecasts wrong; there a step off the forecast is no reason to refuse."""
