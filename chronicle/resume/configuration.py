@@ -20,7 +20,7 @@ import re
 import sys
 import sysconfig
 import types
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import fields, is_dataclass
 from pathlib import Path
 from typing import Any
@@ -182,8 +182,8 @@ def _of_module(prefix: str, module: Any, seen: dict[int, Any]) -> Iterator[Fact]
         steady = key in certain or not isinstance(value, int) or isinstance(value, bool)
         yield FIRM if steady and not (own and key in later) else LOOSE, prefix + key, value
     if "config" not in vars(module) and isinstance(getattr(kind, "config", None), property):  # Diffusers
-        yield from _config(f"{prefix}config", _quietly(lambda: module.config), seen)
-    if is_plain and (text := _quietly(module.extra_repr)):
+        yield from _config(f"{prefix}config", quietly(lambda: module.config), seen)
+    if is_plain and (text := quietly(module.extra_repr)):
         yield LOOSE, f"{prefix}extra_repr", str(text)[:MAX_TEXT]
 
 
@@ -202,10 +202,11 @@ def _is_place(name: str, key: str, value: Any) -> bool:
     return value in places or value - 1 in places
 
 
-def _quietly(work: Any) -> Any:
+def quietly(work: Callable[[], Any]) -> Any:
+    """What it returns; None where foreign code (a property, `extra_repr`) raises."""
     try:
         return work()
-    except Exception:  # noqa: BLE001 a property or `extra_repr` of foreign code
+    except Exception:  # noqa: BLE001 foreign code
         return None
 
 
@@ -287,7 +288,7 @@ def _config(name: str, thing: Any, seen: dict[int, Any]) -> Iterator[Fact]:
     if thing is None or id(thing) in seen:
         return
     seen[id(thing)] = thing
-    flat = _quietly(lambda: dict(_flat(_contents(thing) or {}))) or {}
+    flat = quietly(lambda: dict(_flat(_contents(thing) or {}))) or {}
     is_loose = any(key in OF_A_RUN or role_of(key) is Role.LR for key in (key.rpartition(".")[2] for key in flat))
     for key, value in flat.items():
         yield LOOSE if is_loose else FIRM, f"{name}.{key}", value
@@ -298,7 +299,7 @@ def _contents(thing: Any) -> Mapping[str, Any] | None:
     if isinstance(thing, Mapping):
         return thing
     if callable(getattr(thing, "to_dict", None)):
-        found = _quietly(thing.to_dict)
+        found = quietly(thing.to_dict)
         return found if isinstance(found, Mapping) else None
     if is_dataclass(thing) and not isinstance(thing, type):
         return {field.name: getattr(thing, field.name, None) for field in fields(thing)}

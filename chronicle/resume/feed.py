@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from chronicle.resume.batches import samples_of, tensors_of
-from chronicle.resume.configuration import SKIPPED, Fact, constructor_arguments, plain_value, short_digest
+from chronicle.resume.configuration import SKIPPED, Fact, constructor_arguments, plain_value, quietly, short_digest
 from chronicle.resume.envelope.samples import digest_of
 
 DATASET, ROWS_OF_DATASET = "dataset and order", "rows of the dataset"
@@ -32,7 +32,7 @@ def feed_facts(loader: Any) -> Iterator[Fact]:
     """Dataset and order of the loader that is trained from; none when it is not known."""
     if loader is None:
         return
-    dataset = _quietly(loader, "dataset")
+    dataset = quietly(lambda: getattr(loader, "dataset", None))
     if dataset is not None:
         yield from dataset_facts(dataset)
     for name, value in order_record(loader).items():
@@ -45,7 +45,7 @@ def feed_facts(loader: Any) -> Iterator[Fact]:
 def dataset_facts(dataset: Any, name: str = "dataset", depth: int = 0) -> Iterator[Fact]:
     """Values of one dataset and of those it wraps."""
     yield "dataset", f"{name}.class", type(dataset).__name__
-    length = _length(dataset)
+    length = quietly(lambda: len(dataset))  # an iterable dataset has none; some raise errors of their own
     if length is not None:
         yield "dataset", f"{name}.length", length
     if type(dataset).__module__.startswith("datasets."):
@@ -89,7 +89,7 @@ def _of_attributes(dataset: Any, name: str, depth: int) -> Iterator[Fact]:
     certain = constructor_arguments(kind)
     for key, thing in (getattr(dataset, "__dict__", None) or {}).items():
         place = f"{name}.{key}"
-        if key in WRAPS and depth < 4 and not _is_array(thing) and not isinstance(thing, str):
+        if key in WRAPS and depth < 4 and not is_array(thing) and not isinstance(thing, str):
             several = isinstance(thing, (list, tuple)) and key == "datasets"
             for index, one in enumerate(thing[:NUM_FILES] if several else [thing]):
                 yield from dataset_facts(one, f"{place}.{index}" if several else place, depth + 1)
@@ -98,19 +98,12 @@ def _of_attributes(dataset: Any, name: str, depth: int) -> Iterator[Fact]:
             yield DATASET, f"{place} (files)", files
         elif key.startswith("_") or key in DERIVED:
             continue
-        elif _is_array(thing):
+        elif is_array(thing):
             yield ROWS_OF_DATASET, place, _array_digest(thing)
         elif (value := plain_value(thing)) is not SKIPPED and not (isinstance(thing, (list, tuple)) and len(thing) > 8):
             yield "dataset" if key in certain and key not in CHANGING else DATASET, place, value
         elif isinstance(thing, (list, tuple)):
             yield ROWS_OF_DATASET, place, f"{len(thing)} items, {_sequence_digest(thing)}"
-
-
-def _length(dataset: Any) -> int | None:
-    try:
-        return len(dataset)
-    except Exception:  # noqa: BLE001 an iterable dataset has none; some raise errors of their own
-        return None
 
 
 def _files(thing: Any) -> list[list[Any]]:
@@ -249,7 +242,8 @@ def sequence_length(inputs: Any) -> int | None:
 # ---- digests ---------------------------------------------------------------------------------------------------------
 
 
-def _is_array(thing: Any) -> bool:
+def is_array(thing: Any) -> bool:
+    """Whether it is a tensor, or an array of another library."""
     return hasattr(thing, "shape") and hasattr(thing, "dtype") and not isinstance(thing, type)
 
 
@@ -269,7 +263,7 @@ def _sequence_digest(things: Sequence[Any]) -> str:
 
 
 def _item(thing: Any, depth: int = 0) -> Any:
-    if _is_array(thing):
+    if is_array(thing):
         return _array_digest(thing)
     if isinstance(thing, Mapping) and depth < 3:
         return {str(key): _item(value, depth + 1) for key, value in thing.items()}
@@ -279,10 +273,3 @@ def _item(thing: Any, depth: int = 0) -> Any:
         return thing
     value = plain_value(thing)
     return type(thing).__name__ if value is SKIPPED else value
-
-
-def _quietly(thing: Any, name: str) -> Any:
-    try:
-        return getattr(thing, name, None)
-    except Exception:  # noqa: BLE001 a property of foreign code
-        return None

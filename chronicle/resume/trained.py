@@ -31,6 +31,7 @@ from chronicle.resume.configuration import (
     other_mode,
     pattern_of,
     plain_value,
+    quietly,
     unwrapped,
 )
 from chronicle.resume.contract import Expectation
@@ -153,7 +154,8 @@ def _facts_of(live: LiveState) -> Iterator[Fact]:
     for index, bound in enumerate(live.schedulers):
         prefix = f"scheduler {index}." if len(live.schedulers) > 1 else "scheduler."
         row = OWN_SCHEDULER if is_of_another_make(bound.scheduler) else SCHEDULER
-        for key, value in _state_of(bound.scheduler):
+        state = quietly(getattr(bound.scheduler, "state_dict", dict))  # of another make: its position and LRs are compared elsewhere
+        for key, value in _fields(state) if isinstance(state, Mapping) else ():
             yield row, prefix + key, value
 
 
@@ -195,15 +197,6 @@ def is_of_another_make(scheduler: Any) -> bool:
         if base.__module__.partition(".")[0] in MAKERS and base.__name__ not in ("LRScheduler", "_LRScheduler"):
             return False
     return True
-
-
-def _state_of(scheduler: Any) -> Iterator[tuple[str, Any]]:
-    """The plain fields of a scheduler's `state_dict`."""
-    try:
-        state = scheduler.state_dict()
-    except Exception:  # noqa: BLE001 a scheduler of another make; its position and LRs are compared elsewhere
-        return iter(())
-    return _fields(state) if isinstance(state, Mapping) else iter(())
 
 
 def _fields(state: Mapping[str, Any], prefix: str = "", depth: int = 0) -> Iterator[tuple[str, Any]]:

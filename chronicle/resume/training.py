@@ -12,7 +12,7 @@ from chronicle.resume.contract import Mode, Options, effective_options, launch_n
 from chronicle.resume.faults import Containment, Faults
 from chronicle.resume.fingerprint import LiveState, Parts, optimizer_steps
 from chronicle.resume.journal import GuardJournal, find_run_dir
-from chronicle.resume.learning_rate import number
+from chronicle.resume.learning_rate import lrs_of
 from chronicle.resume.memory import LrRow
 from chronicle.resume.verdict import Ranks, StartingPoint
 
@@ -146,8 +146,4 @@ class Training:
 
     def lrs(self) -> LrRow:
         """The LR of every group of the guarded optimizers now."""
-        found = []
-        for known in self.optimizers:
-            for group in known.param_groups:
-                found.append(number(group.get("lr")))
-        return tuple(found)
+        return lrs_of(self.optimizers)

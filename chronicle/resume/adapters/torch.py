@@ -31,7 +31,7 @@ from chronicle.resume.faults import (
     shielded,
 )
 from chronicle.resume.fingerprint import LiveState, collect_optimizers, optimizer_steps
-from chronicle.resume.learning_rate import BoundScheduler, number
+from chronicle.resume.learning_rate import BoundScheduler, lrs_of
 from chronicle.resume.memory import WHOLE, Memory
 from chronicle.resume.records import NOT_RECORDED, optimizer_states, state_digest
 from chronicle.resume.session import GuardSession
@@ -220,7 +220,7 @@ class AttachedRun:
             return
         digest = state_digest(state)
         if self._taken is None or self._taken.digest != digest or self._taken.memory is not None:
-            lrs = _lrs(self._live.optimizers)
+            lrs = lrs_of(self._live.optimizers)
             self._taken = Taken(digest=digest, lrs=lrs, seen=self.session.data.position, thread=threading.get_ident())
             if self._unseen < MOST_UNSEEN or self._since >= STEPS_BETWEEN:
                 self._record(self._taken)
@@ -327,10 +327,6 @@ class _Unguarded(AttachedRun):
 
     def __init__(self, problem: Exception, run: Any) -> None:
         record_without_session("attach", problem, run)
-
-
-def _lrs(optimizers: Sequence[Any]) -> tuple[float | None, ...]:
-    return tuple(number(group.get("lr")) for optimizer in optimizers for group in optimizer.param_groups)
 
 
 def _trained_before(live: LiveState) -> str:
