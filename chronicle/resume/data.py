@@ -14,8 +14,8 @@ import functools
 import json
 import weakref
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from chronicle.journal.writer import fresh_id
@@ -42,8 +42,7 @@ NUM_FOLLOWED = 256  # batches after the first one that are compared
 NUM_ASTRAY = 3  # in a row that differ, before it is said
 NUM_RANKS = 64  # with more ranks only those that find a difference themselves say so
 ASTRAY, AT_NEW_PASS = "2 astray", "1 at a new pass"  # how sure it is that another batch was not meant; the worse is the larger
-WORSE = (Outcome.EQUAL, Outcome.NOT_COMPARED, Outcome.NOTED, Outcome.DIFFERENT)
-CUT = {"expected": 40, "found": 60, "cause": 240, "error": 120}  # characters of a check that ranks exchange
+MOST_WORDS = 240  # characters of a cause that ranks exchange
 
 
 @dataclass(slots=True)
@@ -97,6 +96,8 @@ class DataWatch(Observer):
         self._passes: list[int] = []  # lengths of the passes that ended in this launch; the first began at the resume
         self._in_pass = 0
         self._full = 0  # batches of a whole pass, as far as the record knows
+        self._own: Check | None = None  # of this rank's first batch
+        self._stray_words = ""
         self.strays = ""  # how this launch goes on with another batch, on some rank: `ASTRAY`, or at a new pass
 
     # ---- what enters the model -----------------------------------------------------------------------------------
@@ -182,18 +183,16 @@ class DataWatch(Observer):
                 self._breach("skipped", step, f"{what}: batches are skipped in every pass, not only in the resumed one")
         self._in_pass = place
 
-    def warn(self, checks: Sequence[Check], step: int, *, fixed_order: bool) -> None:
+    def warn(self, step: int, *, fixed_order: bool) -> None:
         """This launch, which is not refused, goes on with another batch that nobody can have meant: an incident, and a line.
 
         `fixed_order`: the order of every pass is known to depend on nothing but its number.
         """
-        found = next((c for c in checks if c.name == NAME and c.outcome is Outcome.NOTED), None)
-        if found is None or not (self.strays == ASTRAY or (self.strays and fixed_order)):
+        if self._ranks.rank != 0 or not (self.strays == ASTRAY or (self.strays and fixed_order)):
             return
-        where = "" if found.where.endswith("rank 0") else f" ({found.where})"
-        text = f"this launch goes on with other batches than followed this save{where}: {found.cause}"
+        text = f"this launch goes on with other batches than followed this save{self._stray_words}"
         way_out = 'if intended: CHRONICLE_ACCEPT_CHANGE="data: reason"; same_data=True refuses it'
-        line = f"warn: data-not-as-recorded: the data order changed at step {step}: {found.cause}; {way_out}"
+        line = f"warn: data-not-as-recorded: the data order changed at step {step}{self._stray_words}; {way_out}"
         self._breach("not-as-recorded", step, text, line)
 
     def _breach(self, kind: str, step: int, text: str, line: str = "") -> None:
@@ -207,20 +206,22 @@ class DataWatch(Observer):
         """The framework has loaded; `data` is the trainer's position now."""
         self._was_equal = self._is_equal(data)
 
-    def gather(self) -> list[tuple[int, Check]]:
-        """What every rank finds of its own first batch; each rank must call this right before the first step."""
+    def gather(self) -> bool:
+        """Whether every rank begins with the batch that followed the save; each must call this right before the first step."""
         with self._contained("batches"):
             self.batches.settle()
-        own = next(attempt(NAME, "M4", self._compare), None)
+        self._own = own = next(attempt(NAME, "M4", self._compare), None)
         if own is not None and own.error:
             self._failed(f"check of {NAME}", own.error)
-        report: dict[str, Any] = {"rank": self._ranks.rank, "record": fresh_id(), "strays": self.strays}
-        if own is not None:
-            report["data"] = {"outcome": str(own.outcome), **{name: getattr(own, name)[:most] for name, most in CUT.items()}}
+        rank, equal = self._ranks.rank, own is not None and own.outcome is Outcome.EQUAL
+        report = {"rank": rank, "record": fresh_id(), "equal": equal, "strays": self.strays}
+        if own is not None and self.strays:
+            report["words"] = (f" (first batch of rank {rank}): " if rank else ": ") + own.cause[:MOST_WORDS]
         reports = self._ranks.gather(report)
-        self.strays = max(str(report.get("strays") or "") for report in reports)
+        worst = max(reports, key=lambda report: str(report.get("strays") or ""))
+        self.strays, self._stray_words = str(worst.get("strays") or ""), str(worst.get("words") or "")
         self.record_id = str(reports[0]["record"])
-        return [(int(report["rank"]), _unpack(report["data"], report["rank"])) for report in reports if report.get("data")]
+        return all(report.get("equal") for report in reports)
 
     def begin(self) -> None:
         """The first step is about to be taken: from here on the record is written."""
@@ -232,19 +233,15 @@ class DataWatch(Observer):
             if self.record_id and rank < NUM_RANKS:
                 self._record.begin(self.record_id, rank, start_step=start, parent=self._parent(), launch=self._journal.launch)
 
-    def check(self, data: Any, found: Sequence[tuple[int, Check]]) -> list[Check]:
-        """The position that the trainer reports, and the first batches of all ranks as `gather` found them."""
+    def check(self, data: Any) -> list[Check]:
+        """The position that the trainer reports, and this rank's first batch as `gather` found it."""
         checks = [] if self._was_equal or self._is_equal(data) else [self._wrong_position(data)]
-        if self._ranks.rank != 0:
+        own = self._own or next(iter(self._compare()), None)  # none: a load that was found only now, by the journal
+        if own is None:
             return checks
-        # none: a load that was found only now, by the journal
-        of_ranks = [check for _, check in found] or self._compare()
-        if not of_ranks:
-            return checks
-        worst = max(of_ranks, key=lambda check: WORSE.index(check.outcome))
-        if worst.outcome is Outcome.NOT_COMPARED and not checks and self._saved_position() is not None:
+        if own.outcome is Outcome.NOT_COMPARED and not checks and self._saved_position() is not None:
             return [compared("data position", "M4", True, expected="as saved", found="equal", where="data_state()")]
-        return [*checks, worst]
+        return [*checks, replace(own, where=f"first batch of rank {self._ranks.rank}")]
 
     def _compare(self) -> list[Check]:
         """This rank's first batch against the record; empty where nothing is to be compared."""
@@ -317,11 +314,6 @@ class DataWatch(Observer):
             where="data_state()",
             cause="the data position was not restored: samples would be repeated or left out",
         )
-
-
-def _unpack(packed: Mapping[str, str], rank: int) -> Check:
-    words = {name: packed[name] for name in CUT}
-    return Check(name=NAME, code="M4", outcome=Outcome(packed["outcome"]), where=f"first batch of rank {rank}", **words)
 
 
 def _finish(reference: "weakref.ref[DataWatch]") -> None:

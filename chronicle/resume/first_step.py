@@ -74,19 +74,16 @@ class FirstStep:
                 parts.verdicts.switched_off(MOMENT)
                 self._say_what_is_not_applied()
             return
-        first_batches: Sequence[tuple[int, Check]] = ()
         with training.contained("first step"):
-            first_batches = parts.data.gather()
-            num_equal = sum(check.outcome is Outcome.EQUAL for _, check in first_batches)
-            self._goes_on_everywhere = parts.ranks.world_size in (1, num_equal)
+            self._goes_on_everywhere = parts.data.gather() or parts.ranks.world_size == 1
         # a launch that loaded nothing has nothing at stake, unless the run has something to resume from
         parts.verdicts.recall(parts.loads.pending)
-        checks = run_checks("memory", lambda: self._check(optimizer, first_batches), at_stake=parts.start.resumed)
+        checks = run_checks("memory", lambda: self._check(optimizer), at_stake=parts.start.resumed)
         parts.verdicts.decide(checks, MOMENT, parts.start.loaded_from)
         if all(check.ok for check in checks):
             with training.contained("verdict"):
                 parts.verdicts.conclude(checks, MOMENT)
-                self._warn_of_data(checks)
+                self._warn_of_data()
         parts.data.begin()
         with training.contained("pulse"):
             parts.report.lives()
@@ -95,13 +92,13 @@ class FirstStep:
         with training.contained("facts of this launch"):
             parts.report.begin(training.observe(), parts.first_batch, parts.data.first)
 
-    def _warn_of_data(self, checks: Sequence[Check]) -> None:
+    def _warn_of_data(self) -> None:
         start = self._training.start
         if self._parts.first_gradient.seeded_alike(start.expectation) and not start.again:
             fixed = has_fixed_order(self._training.observe())
-            self._parts.data.warn(checks, (start.start_step or 0) + 1, fixed_order=fixed)
+            self._parts.data.warn((start.start_step or 0) + 1, fixed_order=fixed)
 
-    def _check(self, optimizer: Any, first_batches: Sequence[tuple[int, Check]]) -> Iterator[Check]:
+    def _check(self, optimizer: Any) -> Iterator[Check]:
         parts, training, start = self._parts, self._training, self._training.start
         live = training.live()
         parts.loads.look_again(live)
@@ -115,7 +112,7 @@ class FirstStep:
         # an optimizer without counters (SGD) does not know its step: the loaded memory does
         start.learn(start_step=next((m.step for m in (found, expected) if m and m.step is not None), 0))
         parts.lrs.foretell(found.next_lrs)
-        checks = list(self._compare(live, found, optimizer, first_batches))
+        checks = list(self._compare(live, found, optimizer))
         settled = leave_open(checks)
         with training.contained("first step"):
             settled = parts.loads.settle(checks, live, found)
@@ -133,13 +130,8 @@ class FirstStep:
         else:
             yield from attempt("learning rate in use", "L1", lambda: self._begin_tripwire(live, found, settled))
 
-    def _compare(
-        self, live: LiveState, found: Memory, optimizer: Any, first_batches: Sequence[tuple[int, Check]]
-    ) -> Iterator[Check]:
-        """Every comparison of this page, in its order. `found` describes the memory of `live`; `optimizer` is about to step.
-
-        `first_batches`: what each rank found of its own.
-        """
+    def _compare(self, live: LiveState, found: Memory, optimizer: Any) -> Iterator[Check]:
+        """Every comparison of this page, in its order. `found` describes the memory of `live`; `optimizer` is about to step."""
         loads, start, options = self._parts.loads, self._training.start, self._training.options
         yield from attempt("identity of the optimizer", "M5", lambda: check_identity(live, optimizer, _others(start)))
         if not loads.expectation(None, None).accepts("world_size"):
@@ -162,7 +154,7 @@ class FirstStep:
         if state is not None:
             yield from attempt("state after the load", "M1", lambda: check_loaded(expectation, state, found, rank=live.rank))
         yield from attempt("newest checkpoint", "F9", loads.check_newest)
-        yield from attempt("next batch", "M4", lambda: loads.data.check(live.data, first_batches))
+        yield from attempt("next batch", "M4", lambda: loads.data.check(live.data))
 
     def _begin_options(self, live: LiveState) -> list[Check]:
         start, honours = self._training.start, self._parts.honours

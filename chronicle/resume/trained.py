@@ -154,7 +154,7 @@ def _facts_of(live: LiveState) -> Iterator[Fact]:
     for index, bound in enumerate(live.schedulers):
         prefix = f"scheduler {index}." if len(live.schedulers) > 1 else "scheduler."
         row = OWN_SCHEDULER if is_of_another_make(bound.scheduler) else SCHEDULER
-        state = quietly(getattr(bound.scheduler, "state_dict", dict))  # of another make: its position and LRs are compared elsewhere
+        state = quietly(getattr(bound.scheduler, "state_dict", dict))
         for key, value in _fields(state) if isinstance(state, Mapping) else ():
             yield row, prefix + key, value
 

@@ -99,7 +99,7 @@ class Verdicts:
         for report in reports:
             for name, why in report.get("unknown", ()) if report["rank"] != self._ranks.rank else ():
                 where = f"rank {report['rank']}"
-                self._remarks.setdefault(str(name), not_compared(str(name), "M1", str(why), where=where))
+                self._remarks[f"{name} on {where}"] = not_compared(str(name), "M1", str(why), where=where)
         own = [check for check in checks if not check.ok]
         others = [r for r in reports if (r["failed"] or r.get("more")) and r["rank"] != self._ranks.rank]
         if own or others:
@@ -108,7 +108,7 @@ class Verdicts:
     def exchange(self, checks: Sequence[Check]) -> list[dict[str, Any]]:
         """Send this rank's failures to all ranks, and return the reports of all."""
         bad = [[c.name, c.code, c.expected[:60], c.found[:60], c.where[:40], c.cause[:90]] for c in checks if not c.ok]
-        unknown = [[c.name[:40], c.cause[:60]] for c in checks if c.outcome is Outcome.NOT_COMPARED][:NUM_UNKNOWN]
+        unknown = [[c.name[:40], c.cause[:100]] for c in checks if _is_open(c)][:NUM_UNKNOWN]
         report: dict[str, Any] = {"rank": self._ranks.rank, "failed": bad}
         return self._ranks.gather({**report, "unknown": unknown} if unknown else report)
 
@@ -168,9 +168,7 @@ class Verdicts:
 
     def _not_compared(self) -> list[dict[str, str]]:
         """What matters and was not compared, with the reason; empty when the launch is verified."""
-        found = [_remark(c) for c in self._remarks.values() if c.outcome is Outcome.NOT_COMPARED]
-        # other data than recorded are allowed by default, but then the resume is not the one that was recorded
-        found += [_remark(c) for c in self._remarks.values() if c.outcome is Outcome.NOTED and c.code == "M4"]
+        found = [_remark(c) for c in self._remarks.values() if _is_open(c)]
         if self._start.resumed and self._basis() == "none":
             found.insert(0, {"name": "memory", "why": f"{self._start.place}: {self._start.no_basis or NO_BASIS}"})
         known = {one["name"] for one in found}
@@ -235,6 +233,11 @@ def run_checks(name: str, work: Callable[[], Iterable[Check]], *, at_stake: bool
         else:
             checks.append(not_compared(name, "M1", problem.message))
     return checks
+
+
+def _is_open(check: Check) -> bool:
+    """Whether it was not compared. Other data than recorded are allowed by default, but are not those that were recorded."""
+    return check.outcome is Outcome.NOT_COMPARED or (check.outcome is Outcome.NOTED and check.code == "M4")
 
 
 def _remark(check: Check) -> dict[str, str]:
