@@ -41,7 +41,6 @@ NUM_FIRST = 3
 NUM_FOLLOWED = 256  # batches after the first one that are compared
 NUM_ASTRAY = 3  # in a row that differ, before it is said
 NUM_RANKS = 64  # with more ranks only those that find a difference themselves say so
-ASTRAY, AT_NEW_PASS = "2 astray", "1 at a new pass"  # how sure it is that another batch was not meant; the worse is the larger
 MOST_WORDS = 240  # characters of a cause that ranks exchange
 
 
@@ -97,8 +96,8 @@ class DataWatch(Observer):
         self._in_pass = 0
         self._full = 0  # batches of a whole pass, as far as the record knows
         self._own: Check | None = None  # of this rank's first batch
-        self._stray_words = ""
-        self.strays = ""  # how this launch goes on with another batch, on some rank: `ASTRAY`, or at a new pass
+        self._strays = False  # it is another one that nobody can have meant
+        self._stray_words = ""  # on some rank: which one, and what it is
 
     # ---- what enters the model -----------------------------------------------------------------------------------
 
@@ -183,12 +182,9 @@ class DataWatch(Observer):
                 self._breach("skipped", step, f"{what}: batches are skipped in every pass, not only in the resumed one")
         self._in_pass = place
 
-    def warn(self, step: int, *, fixed_order: bool) -> None:
-        """This launch, which is not refused, goes on with another batch that nobody can have meant: an incident, and a line.
-
-        `fixed_order`: the order of every pass is known to depend on nothing but its number.
-        """
-        if self._ranks.rank != 0 or not (self.strays == ASTRAY or (self.strays and fixed_order)):
+    def warn(self, step: int) -> None:
+        """This launch, which is not refused, goes on with another batch that nobody can have meant: an incident, and a line."""
+        if self._ranks.rank != 0 or not self._stray_words:
             return
         text = f"this launch goes on with other batches than followed this save{self._stray_words}"
         way_out = 'if intended: CHRONICLE_ACCEPT_CHANGE="data: reason"; same_data=True refuses it'
@@ -214,12 +210,11 @@ class DataWatch(Observer):
         if own is not None and own.error:
             self._failed(f"check of {NAME}", own.error)
         rank, equal = self._ranks.rank, own is not None and own.outcome is Outcome.EQUAL
-        report = {"rank": rank, "record": fresh_id(), "equal": equal, "strays": self.strays}
-        if own is not None and self.strays:
-            report["words"] = (f" (first batch of rank {rank}): " if rank else ": ") + own.cause[:MOST_WORDS]
+        report = {"rank": rank, "record": fresh_id(), "equal": equal}
+        if own is not None and self._strays:
+            report["strays"] = (f" (first batch of rank {rank}): " if rank else ": ") + own.cause[:MOST_WORDS]
         reports = self._ranks.gather(report)
-        worst = max(reports, key=lambda report: str(report.get("strays") or ""))
-        self.strays, self._stray_words = str(worst.get("strays") or ""), str(worst.get("words") or "")
+        self._stray_words = next((str(report["strays"]) for report in reports if report.get("strays")), "")
         self.record_id = str(reports[0]["record"])
         return all(report.get("equal") for report in reports)
 
@@ -262,7 +257,7 @@ class DataWatch(Observer):
             self._expect(before)
             return [compared(NAME, "M4", True, expected=f"{self._first:016x}", found="equal")]
         other = OtherBatch(before, self._first)
-        self.strays = other.astray
+        self._strays = other.is_astray
         memory = self._memory
         beside = rank if memory is not None and memory.of_rank(rank) is None else None
         return [other.check(exactly=self._options.same_data, continues=self.continues, beside=beside)]
@@ -343,14 +338,14 @@ class OtherBatch:
         return self._before.begins_pass(self._before.position)
 
     @property
-    def astray(self) -> str:
-        """How sure it is that it was not meant; "" for a pass that is begun again, as scripts do on purpose."""
+    def is_astray(self) -> bool:
+        """Whether nobody can have meant it: scripts begin a pass again on purpose, and a new pass may come in a new order."""
         before, nearest = self._before, self._nearest
         if self._nothing_followed:
-            return ""
-        if nearest is None:  # a new pass may well come in a new order
-            return AT_NEW_PASS if self._begins_pass else ASTRAY
-        return ASTRAY if nearest > before.position or not before.begins_data(nearest) else ""
+            return False
+        if nearest is None:
+            return not self._begins_pass
+        return nearest > before.position or not before.begins_data(nearest)
 
     def check(self, *, exactly: bool, continues: bool, beside: int | None = None) -> Check:
         """`exactly`: the trainer promised the next batch. `continues`: it claims to skip what was seen.

@@ -22,7 +22,6 @@ from chronicle.resume.checks.run import check_identity, check_ranks, check_unspo
 from chronicle.resume.contract import requested_ranks
 from chronicle.resume.fingerprint import LiveState, fingerprint_memory
 from chronicle.resume.first_gradient import NAME as GRADIENT
-from chronicle.resume.honours import has_fixed_order
 from chronicle.resume.horizon import ABOUT_LRS, SCHEDULE
 from chronicle.resume.learning_rate import forecast_lrs
 from chronicle.resume.lr_in_use import NUM_TRIPWIRE_STEPS, LrTripwire
@@ -95,8 +94,7 @@ class FirstStep:
     def _warn_of_data(self) -> None:
         start = self._training.start
         if self._parts.first_gradient.seeded_alike(start.expectation) and not start.again:
-            fixed = has_fixed_order(self._training.observe())
-            self._parts.data.warn((start.start_step or 0) + 1, fixed_order=fixed)
+            self._parts.data.warn((start.start_step or 0) + 1)
 
     def _check(self, optimizer: Any) -> Iterator[Check]:
         parts, training, start = self._parts, self._training, self._training.start
