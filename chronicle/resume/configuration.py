@@ -154,8 +154,12 @@ def _named_modules(models: Sequence[Any]) -> Iterator[tuple[str, Any]]:
         for name, module in unwrapped(model).named_modules():
             if type(module).__name__ in WRAPPERS or type(module).__name__ == "CheckpointWrapper":
                 continue
-            parts = [part for part in name.split(".") if part and part not in WRAPPER_PARTS]
-            yield ".".join(([start] if start else []) + parts), module
+            yield ".".join(filter(None, (start, plain_name(name)))), module
+
+
+def plain_name(name: str) -> str:
+    """The name of a module or weight without those of wrappers."""
+    return ".".join(part for part in name.split(".") if part not in WRAPPER_PARTS).removeprefix("module.")
 
 
 def class_of(module: Any) -> type:

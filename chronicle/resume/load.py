@@ -10,6 +10,7 @@ still differs. Two cases refuse earlier, because training is sure to follow: a t
 process has an optimizer and models in training mode (then damaged files are refused before any state is replaced).
 """
 
+import contextlib
 import sys
 import weakref
 from collections.abc import Iterator, Mapping, Sequence
@@ -32,6 +33,7 @@ from chronicle.resume.checks.run import (
     check_unspoilt,
     drives,
 )
+from chronicle.resume.configuration import plain_name
 from chronicle.resume.contract import Contract, Expectation, accepted_changes, load_contract, same_checkpoint
 from chronicle.resume.data import DataWatch
 from chronicle.resume.events import BatchEntered, Inputs
@@ -60,6 +62,8 @@ from chronicle.resume.training import Training
 from chronicle.resume.verdict import StartingPoint
 from chronicle.story.plain import plain
 from rollback.checkpoint.manifest import OtherVersion
+from rollback.errors import RollbackError
+from rollback.files.safetensors_file import list_tensors
 
 _trained: "weakref.WeakSet[Any]" = weakref.WeakSet()  # models that took a guarded step in this process
 BEGINS_ANEW = "it is from before the first step: the optimizer begins anew"  # an LR finder, a restart
@@ -261,6 +265,7 @@ class Loads(Observer):
             if not check.ok and check.name == "weights":
                 apart = [name for name, _ in weights_apart(saved.each, live)] if saved is not None else []
                 check = _with_names(check, apart, len(saved.each) if saved else 0)
+                check = replace(check, cause=_without_entry(self.start.loaded_from, apart) or check.cause)
             elif not check.ok and check.name == "optimizer moments" and saved is not None:
                 check = _with_names(check, moments_apart(saved.each_moment, live), len(saved.each_moment))
             named.append(check)
@@ -473,6 +478,22 @@ def _with_names(check: Check, apart: Sequence[str], num_digits: int) -> Check:
     more = f" and {len(apart) - NUM_NAMED} more" if len(apart) > NUM_NAMED else ""
     what = check.name.removeprefix("optimizer ")
     return replace(check, found=f"{len(apart)} of {num_digits // 4} {what} differ: {', '.join(apart[:NUM_NAMED])}{more}")
+
+
+def _without_entry(root: Path | None, apart: Sequence[str]) -> str:
+    """Which weights that differ have no entry in a checkpoint's safetensors files, in words; "" for none.
+
+    A loader that goes by names leaves such weights as they were made, without a word.
+    """
+    saved = set[str]()
+    for path in sorted(root.glob("model*.safetensors")) if root is not None and root.is_dir() else ():
+        with contextlib.suppress(RollbackError, OSError):  # such files have a check of their own
+            saved |= {plain_name(name) for name, *_ in list_tensors(path)}
+    lost = sorted(name for name in map(plain_name, apart) if name not in saved and not name.endswith("_flat_param"))
+    if not saved or not lost:
+        return ""
+    named = ", ".join(f"`{name}`" for name in lost[:NUM_NAMED])
+    return f"{len(lost)} of them have no entry in the checkpoint's files ({named}): they are as the model was made"
 
 
 def _memory_of(root: Path) -> tuple[Memory | None, list[Check]]:
