@@ -10,7 +10,6 @@ the rest of the resumed epoch was skips batches for ever (StatefulDataLoader wit
 """
 
 import atexit
-import functools
 import json
 import weakref
 from collections import deque
@@ -38,6 +37,7 @@ NUM_WITHOUT_STEP = 256  # batches; nobody accumulates that many
 NO_STEP_SEEN = "no optimizer step was seen (is `optimizer.step` inside `torch.compile`?), so nothing of this launch is compared"
 ASKED_AT = (3, 32, 256)  # batches after which it is asked whether steps are taken that nobody sees
 NUM_FIRST = 3
+NUM_OF_STEP = 64  # micro-batches
 NUM_FOLLOWED = 256  # batches after the first one that are compared
 NUM_ASTRAY = 3  # in a row that differ, before it is said
 NUM_RANKS = 64  # with more ranks only those that find a difference themselves say so
@@ -61,19 +61,13 @@ class DataWatch(Observer):
     about = "batches"
 
     def __init__(
-        self,
-        training: Training,
-        tell: Callable[[BatchEntered], object],
-        told: Callable[[int], None],
-        look_for_steps: Callable[[bool], None],
+        self, training: Training, tell: Callable[[BatchEntered], object], look_for_steps: Callable[[bool], None]
     ) -> None:
-        """`tell`: of all that enters a model. `told`: of the digest of every batch. `look_for_steps(surely)`: whether steps are
-        taken that no hook sees."""
-        self._training, self._told, self._look_for_steps = training, told, look_for_steps
+        """`tell`: of all that enters a model. `look_for_steps(surely)`: whether steps are taken that no hook sees."""
+        self._training, self._look_for_steps = training, look_for_steps
         self._options, self._journal, self._ranks = training.options, training.journal, training.ranks
         self._start, self._contained, self._failed = training.start, training.contained, training.faults.record
-        lost = functools.partial(training.faults.record, "batch")
-        self.batches = BatchWitness(tell, self._see, lambda: training.step, training.contained, lost)
+        self.batches = BatchWitness(training, tell, self._see)
         self.continues = False  # the trainer itself says that it skips the batches that were seen
         self._was_equal = False
         self._said: set[str] = set()
@@ -90,6 +84,8 @@ class DataWatch(Observer):
         self.record_id = ""  # agreed on by all ranks, anew after every load
         self._first: int | None = None  # digest of this launch's first batch
         self.first: tuple[str, ...] = ()  # of its first three
+        self.of_step: list[int] = []  # digests of the batches since the last step
+        self._step: int | None = None
         self._has_begun = self._resumes = False  # the first step was taken; and it followed a load
         self._followed = _Followed()
         self._passes: list[int] = []  # lengths of the passes that ended in this launch; the first began at the resume
@@ -133,7 +129,10 @@ class DataWatch(Observer):
 
     def _see(self, digest: int, place: int, step: int | None) -> None:
         """One batch of the training. `step`: optimizer steps completed before it; None before the first of the launch."""
-        self._told(digest)
+        if step != self._step:
+            self._step, self.of_step = step, []
+        if len(self.of_step) < NUM_OF_STEP:
+            self.of_step.append(digest)
         if self._first is None:
             self._first = digest
         elif not self._has_begun and step is not None and len(self._followed.early) < NUM_FOLLOWED:

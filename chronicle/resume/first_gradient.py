@@ -29,6 +29,7 @@ from chronicle.resume.beside import StateFiles
 from chronicle.resume.checks.check import Check, Outcome, compared, not_compared, noted
 from chronicle.resume.compiled import outside_graphs
 from chronicle.resume.contract import Expectation
+from chronicle.resume.data import DataWatch
 from chronicle.resume.envelope.breach import Breach, BreachKind
 from chronicle.resume.envelope.samples import Snapshot, part_of
 from chronicle.resume.events import BatchEntered, GradientReady, Inputs, Loaded, Saved
@@ -44,7 +45,6 @@ DRAWN_ON_RANKS = "random numbers are drawn in this step, and how the generators 
 CAUSE = "the loss, labels that are no input of the model, clipping, or a scale of the gradient is another one"
 NUM_TENSORS = 128
 NUM_AVERAGED = 24
-NUM_BATCHES = 64  # micro-batches of one step that are compared
 QUIET = 1e-4  # of the largest: a tensor with so small a gradient is rounding alone
 LOUD = 1e-2  # of the largest: a tensor that is compared by itself
 ALONE = 0.2  # relative difference of one such tensor, float32 on a CPU
@@ -57,19 +57,15 @@ Rows = Sequence[Sequence[float] | None]  # samples, one row a tensor
 
 
 class FirstGradient(Observer):
-    """Keeps and compares first gradients of one rank. `tell` hears of a step that is another one; `settle_batches` makes
-    known the digests of the batches that wait on a device."""
+    """Keeps and compares first gradients of one rank. `tell` hears of a step that is another one."""
 
     about = "gradient"
 
-    def __init__(
-        self, training: Training, tell: Callable[[Breach], object], settle_batches: Callable[[], None]
-    ) -> None:
-        self._training, self._tell, self._settle_batches = training, tell, settle_batches
+    def __init__(self, training: Training, tell: Callable[[Breach], object], data: DataWatch) -> None:
+        self._training, self._tell, self._data = training, tell, data
         directory = None if training.paths is None else training.paths.gradients_dir
         self._files = StateFiles(directory, training.ranks.rank, version=VERSION)
-        self._batches: list[str] = []  # since the last step
-        self._seen = 0
+        self._seen = 0  # micro-batches since the last step
         self._autocast = False  # whether a micro-batch of this step entered under it
         self._state = ""  # identity of the state whose next gradient is to be kept
         self._at_save: Mapping[str, str] = {}
@@ -102,7 +98,7 @@ class FirstGradient(Observer):
 
     def _reset(self, *, wanted: bool) -> None:
         self._state, self._wanted = "", wanted
-        self._batches, self._seen, self._entered = [], 0, {}
+        self._seen, self._entered = 0, {}
         if self._sums is not None:
             self._sums.remove()
         self._sums = None
@@ -127,11 +123,6 @@ class FirstGradient(Observer):
         if self._by_hooks and self._sums is None:
             self._sums = _Sums(_params(None, self._models()), self._failed)
 
-    def batch(self, digest: int) -> None:
-        """The digest of a micro-batch, in their order."""
-        if self._looks and len(self._batches) < NUM_BATCHES:
-            self._batches.append(f"{digest:016x}")
-
     def gradient_ready(self, event: GradientReady) -> None:
         """Keep the gradient, or compare it, near a save or a load."""
         if not self._looks:
@@ -140,7 +131,6 @@ class FirstGradient(Observer):
         place, optimizer, lrs = self._training.place_of(event.optimizer), event.optimizer, list(event.lrs)
         record, self._expected, state = self._expected, None, ""
         if self._state and self._entered:
-            self._settle_batches()
             state = self._state
             record = self._keep(state, place, optimizer, lrs)
         if record is not None and record["exact"] and record["lrs"] == lrs:
@@ -210,7 +200,9 @@ class FirstGradient(Observer):
 
     def _describe(self, place: int, optimizer: Any, lrs: list[Any]) -> dict[str, Any] | None:
         """This step's batches, generators and gradient; None where the gradient cannot be read."""
-        if not self._batches or self._seen != len(self._batches) or self._seen > NUM_BATCHES:
+        self._data.batches.settle()
+        batches = self._data.of_step
+        if not batches or self._seen != len(batches):
             return None
         if getattr(optimizer, "grad_scale", None) is not None or getattr(optimizer, "found_inf", None) is not None:
             return None  # scaled until the step itself
@@ -222,7 +214,7 @@ class FirstGradient(Observer):
         return {
             "optimizer": place,
             "ranks": self._num_ranks(),
-            "batches": list(self._batches),
+            "batches": [f"{digest:016x}" for digest in batches],
             "entered": dict(self._entered),
             "seed": _seed(),
             "drawn": sorted(name for name, now in rng_digests().items() if self._at_save.get(name) != now),
@@ -268,7 +260,7 @@ class FirstGradient(Observer):
             return compared(NAME, "M6", True, expected="as after the save", found="equal")
         assert expected.memory is not None
         told = found.words(_params(optimizer, self._models()), self._models())
-        where = f"{found.num} parameters, {len(self._batches)} micro-batches equal to those of the first pass"
+        where = f"{found.num} parameters, {self._seen} micro-batches equal to those of the first pass"
         words = {"expected": "as after the save", "found": told, "where": where}
         may = expected.accepts(NAME)
         wrong = self._went_wrong(expected.memory.identity) if found.is_another else ""

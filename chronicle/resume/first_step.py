@@ -165,7 +165,6 @@ class FirstStep:
         if not self._goes_on_everywhere:
             return iter(())
         parts = self._parts
-        parts.batches.settle()
         expectation, place = parts.start.expectation, self._training.place_of(optimizer)
         return attempt(GRADIENT, "M6", lambda: parts.first_gradient.compare(expectation, place, optimizer))
 

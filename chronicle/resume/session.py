@@ -32,6 +32,7 @@ from chronicle.resume.events import (
 from chronicle.resume.faults import Containment, reason_of
 from chronicle.resume.fingerprint import LiveState
 from chronicle.resume.first_step import FirstStep
+from chronicle.resume.learning_rate import lrs_of
 from chronicle.resume.memory import Memory
 from chronicle.resume.parts import Parts
 from chronicle.resume.rehearsal import asked_of, hold_after_save
@@ -68,6 +69,7 @@ class GuardSession(Parts):
         self._trains = False  # the framework said that it trains from the load
         self._joint = False  # every rank takes part in the load, so that they may talk to each other
         self._in_step, self._in_change = self.contained("step"), self.contained("save")
+        self._in_envelope = Containment(self.envelope.failed)
 
     # ---- what an adapter asks -------------------------------------------------------------------------------------
 
@@ -75,11 +77,6 @@ class GuardSession(Parts):
     def step(self) -> int | None:
         """Optimizer steps completed, as far as the guard knows without a transfer from the device."""
         return self.training.step
-
-    @property
-    def waits_for_first_step(self) -> bool:
-        """Whether no step was taken yet, in this launch or since its latest load."""
-        return not self.training.has_stepped
 
     @property
     def has_begun(self) -> bool:
@@ -90,10 +87,6 @@ class GuardSession(Parts):
     def off(self) -> bool:
         """Whether the guard was switched off for this launch."""
         return self.training.off
-
-    def contained(self, where: str) -> Containment:
-        """A context for code of the guard: an error in it is recorded and never raised into training; a refusal is."""
-        return self.training.contained(where)
 
     def describe(self, seen: str | None = None) -> Memory:
         """Memory as it is now, for a checkpoint that is being saved. `seen`: the position in the data at the save, when that
@@ -331,8 +324,9 @@ class GuardSession(Parts):
             hold_after_save(self.way_out.saved_steps[-1], self._hold, self.prints.end)
         if not self._is_loading and not training.retired:
             self._take_step(event)
-        if not training.off:
-            self.envelope.before_step(event.optimizer, event.engine)
+        if not training.off and not self.envelope.off:
+            with self._in_envelope:
+                self.envelope.before_step(event)
 
     def _take_step(self, event: StepBegins) -> None:
         training, optimizer = self.training, event.optimizer
@@ -366,7 +360,7 @@ class GuardSession(Parts):
         return bool(concerned)
 
     def _watch(self, event: StepBegins) -> list[Check]:
-        training, lrs = self.training, self.training.lrs()
+        training, lrs = self.training, lrs_of(self.training.optimizers)
         gradient = Gradient.READY
         if self._gradients_later:
             gradient = Gradient.TOLD
@@ -389,7 +383,7 @@ class GuardSession(Parts):
         with self._in_step:
             if training.live().scaler is None:
                 checks += self._first_step.compare_gradient(optimizer)
-            lrs, step = training.lrs(), training.step
+            lrs, step = lrs_of(training.optimizers), training.step
             self.hub.tell(GradientReady(optimizer=optimizer, step=step, lrs=lrs, gradient=Gradient.TOLD))
         self._judge_here(checks)
 

@@ -12,8 +12,6 @@ from chronicle.resume.contract import Mode, Options, effective_options, launch_n
 from chronicle.resume.faults import Containment, Faults
 from chronicle.resume.fingerprint import LiveState, Parts, optimizer_steps
 from chronicle.resume.journal import GuardJournal, find_run_dir
-from chronicle.resume.learning_rate import lrs_of
-from chronicle.resume.memory import LrRow
 from chronicle.resume.verdict import Ranks, StartingPoint
 
 
@@ -143,7 +141,3 @@ class Training:
     def guards(self, optimizers: Sequence[Any]) -> bool:
         """Whether steps were taken under guard with one of these optimizers."""
         return any(drives(one, known) for one in optimizers for known in self.optimizers)
-
-    def lrs(self) -> LrRow:
-        """The LR of every group of the guarded optimizers now."""
-        return lrs_of(self.optimizers)

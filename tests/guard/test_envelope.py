@@ -268,7 +268,7 @@ def test_empty_sparse_and_absent_tensors_have_no_sample() -> None:
 # ---- a part that fails -----------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("method", ["_before_step", "_begin", "_look_at_structure", "_look_at_lr", "_look_at_weights"])
+@pytest.mark.parametrize("method", ["before_step", "_begin", "_look_at_structure", "_look_at_lr", "_look_at_weights"])
 def test_a_fault_of_the_envelope_is_recorded_and_training_goes_on(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, method: str
 ) -> None:

@@ -156,7 +156,7 @@ class AttachedRun:
             self.session.start.learn(state_loaded=True, no_basis=why)
 
     def _weights_loaded(self, model: Any, incompatible: Any) -> None:
-        if self.session.waits_for_first_step:
+        if not self.session.training.has_stepped:
             self.session.loads.saw_weights()
 
     def now_trains(self, live: LiveState) -> None:
@@ -260,7 +260,8 @@ class AttachedRun:
         if taken.memory is not None:
             return
         # a load will overwrite what is taken before the first step: nothing has been trained yet
-        taken.is_first = self.session.waits_for_first_step and not self.session.training.has_stepped_unseen
+        training = self.session.training
+        taken.is_first = not training.has_stepped and not training.has_stepped_unseen
         taken.memory = self._describe(taken)
         self.session.records.keep(taken.memory, taken.digest, replaces=not taken.is_first)
         self._recorded[taken.digest] = taken
