@@ -677,6 +677,10 @@ def test_gradients_that_were_left_over_are_noted(saved: Path, run_dir: Path, cap
     assert "noted: gradients left over" in capsys.readouterr().err
 
 
+def test_a_record_of_an_earlier_form_is_not_compared_and_that_is_said() -> None:
+    assert checks({**record(network()), "v": VERSION - 1}, record(network())) == {"what is trained": Outcome.NOT_COMPARED}
+
+
 def test_memory_of_an_older_version_holds_no_record_and_none_is_compared() -> None:
     assert Memory.from_json({"step": 3}).trained == {}
     memory = Memory(trained=record(gpt2()))
