@@ -2,7 +2,7 @@
 
 `feed_facts` describes the loader of a launch without reading a sample: the class of the dataset, its length, the columns
 of a Hugging Face dataset, plain attributes (`block_size`), a digest of tensors and arrays it holds, the files it
-names with size and modification time, the sampler with its seed, and the batch size. Nothing is indexed and no iterator is
+names with size and modification time, the sampler with its seed. Nothing is indexed and no iterator is
 made, because a dataset may augment at random or read the network. What cannot be seen is left out.
 
 The row of a fact says what a difference means: `dataset` another dataset, `ROWS_OF_DATASET` other rows (generated data and
@@ -126,22 +126,15 @@ def _files(thing: Any) -> list[list[Any]]:
 
 
 def order_record(loader: Any) -> dict[str, Any]:
-    """Shuffled or not, the sampler and its seed, and the batch size of the loader."""
-    record: dict[str, Any] = {}
+    """Shuffled or not, the sampler and its seed."""
     sampler = _sampler(loader)
-    if sampler is not None:
-        record["shuffle"] = _is_shuffled(sampler)
-        record["sampler"] = _plain_sampler(type(sampler).__name__)
-        for name in ("seed", "initial_seed", "drop_last", "replacement", "num_samples"):
-            value = getattr(sampler, name, None)
-            if isinstance(value, (bool, int)) and (name, type(sampler).__name__) != ("num_samples", "RandomSampler"):
-                record["seed" if name == "initial_seed" else name] = value
-        generator = getattr(sampler, "generator", None) or getattr(loader, "generator", None)
-        if "seed" not in record and generator is not None and hasattr(generator, "initial_seed"):
-            record["seed"] = int(generator.initial_seed())
-    own = [getattr(loader, name, None) for name in ("drop_last", "_drop_last")]  # the second: of Accelerate's loaders
-    if known := [value for value in own if isinstance(value, bool)]:
-        record["drop_last"] = any(known)
+    if sampler is None:
+        return {}
+    generator: Any = getattr(sampler, "generator", None) or getattr(loader, "generator", None)
+    seeds = [getattr(sampler, name, None) for name in ("seed", "initial_seed")]
+    seeds += [generator.initial_seed()] if hasattr(generator, "initial_seed") else []
+    seed = next((seed for seed in seeds if isinstance(seed, int)), None)
+    record = {"shuffle": _is_shuffled(sampler), "sampler": _plain_sampler(type(sampler).__name__), "seed": seed}
     return {key: value for key, value in record.items() if value is not None}
 
 
