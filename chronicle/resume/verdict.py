@@ -29,6 +29,7 @@ from rollback.errors import RollbackError
 
 MAX_REPORT_BYTES = 1024
 LET_GO_SECONDS = 1.0
+MOST_NAME = 40  # characters
 NUM_UNKNOWN = 3  # names that a rank's report holds of what it could not compare
 NO_BASIS = "it carries no description of its memory: saved without the guard, copied without its manifest, or never sealed"
 
@@ -86,11 +87,13 @@ class Verdicts:
         self._ranks, self._journal, self._options, self._start = ranks, journal, options, start
         self._faults = faults
         self._remarks: dict[str, Check] = {}  # name -> what was noted or not compared since the last load
+        self._of_others: dict[str, Check] = {}  # name -> what another rank did not compare
         self.refusal: ResumeRefused | None = None
 
     def opens(self) -> None:
         """A load begins: what was said about an earlier one no longer counts."""
         self._remarks.clear()
+        self._of_others.clear()
 
     def decide(self, checks: Sequence[Check], moment: str, root: Path | None) -> None:
         """Exchange with the other ranks (each must call this); refuse everywhere when anything failed anywhere."""
@@ -99,7 +102,7 @@ class Verdicts:
         for report in reports:
             for name, why in report.get("unknown", ()) if report["rank"] != self._ranks.rank else ():
                 where = f"rank {report['rank']}"
-                self._remarks[f"{name} on {where}"] = not_compared(str(name), "M1", str(why), where=where)
+                self._of_others.setdefault(str(name), not_compared(str(name), "M1", str(why), where=where))
         own = [check for check in checks if not check.ok]
         others = [r for r in reports if (r["failed"] or r.get("more")) and r["rank"] != self._ranks.rank]
         if own or others:
@@ -108,7 +111,7 @@ class Verdicts:
     def exchange(self, checks: Sequence[Check]) -> list[dict[str, Any]]:
         """Send this rank's failures to all ranks, and return the reports of all."""
         bad = [[c.name, c.code, c.expected[:60], c.found[:60], c.where[:40], c.cause[:90]] for c in checks if not c.ok]
-        unknown = [[c.name[:40], c.cause[:100]] for c in checks if _is_open(c)][:NUM_UNKNOWN]
+        unknown = [[c.name[:MOST_NAME], c.cause[:100]] for c in checks if _is_open(c)][:NUM_UNKNOWN]
         report: dict[str, Any] = {"rank": self._ranks.rank, "failed": bad}
         return self._ranks.gather({**report, "unknown": unknown} if unknown else report)
 
@@ -168,7 +171,8 @@ class Verdicts:
 
     def _not_compared(self) -> list[dict[str, str]]:
         """What matters and was not compared, with the reason; empty when the launch is verified."""
-        found = [_remark(c) for c in self._remarks.values() if _is_open(c)]
+        own = {check.name[:MOST_NAME]: check for check in self._remarks.values() if _is_open(check)}
+        found = [_remark(check) for check in {**self._of_others, **own}.values()]
         if self._start.resumed and self._basis() == "none":
             found.insert(0, {"name": "memory", "why": f"{self._start.place}: {self._start.no_basis or NO_BASIS}"})
         known = {one["name"] for one in found}
