@@ -90,8 +90,8 @@ def warned(run_dir: Path) -> list[Any]:
     return [data["onset_step"] for data in found if data["kind"] == "data-not-as-recorded" and data["tier"] == "warn"]
 
 
-def test_another_file_is_warned_of_where_the_order_is_fixed_or_the_pass_goes_on(tmp_path: Path) -> None:
-    """A shuffle that is drawn anew at a new pass, and a script without a seed, are only said."""
+def test_another_file_is_warned_of_where_the_pass_goes_on(tmp_path: Path) -> None:
+    """At a new pass, which may come in a new order, and in a script without a seed it is only said."""
 
     def launch(*, seed: int | None, shift: float, generator: bool, first: int, last: int) -> None:
         torch.seed() if seed is None else torch.manual_seed(seed)
@@ -117,7 +117,7 @@ def test_another_file_is_warned_of_where_the_order_is_fixed_or_the_pass_goes_on(
         (5, 0, False, [6]),
         (5, None, False, []),
         (8, 0, False, []),
-        (8, 0, True, [9]),
+        (8, 0, True, []),
     ):
         launch(seed=seed, shift=0.0, generator=generator, first=0, last=12)
         launch(seed=seed, shift=100.0, generator=generator, first=save_at, last=save_at + 2)
