@@ -25,9 +25,9 @@ MAX_LINES = 12
 def inspect(
     checkpoint: str | None = None, other: str | None = None, all_files: bool = False, at: AtCheckpoints = AT_CHECKPOINTS
 ) -> CommandResult:
-    """Show what a checkpoint holds: LRs, counters, RNG, data.
+    """Show what a checkpoint holds, or what differs between two.
 
-    With a second checkpoint, the numbers that differ between them. Without one, or of a directory of checkpoints, which
+    LRs, counters, RNG, data, topology. Without one, or of a directory of checkpoints, which
     checkpoints are there and what was not recognised. Example: chronicle inspect checkpoints/opt_step-30500
 
     Options:

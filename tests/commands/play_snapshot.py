@@ -16,7 +16,7 @@ from benchmarks.scoreboard.stored import PLACE, ask, lay, normalise, pin_clock, 
 
 SNAPSHOTS = Path(__file__).with_name("snapshots")
 MOST_LINES = 60  # of one output
-ID = re.compile(r"\b(?:[0-9A-HJKMNP-TV-Z]{18})?[0-9A-HJKMNP-TV-Z]{8}\b")
+ID = re.compile(r"\b(?=\d*[A-Z])(?:[0-9A-HJKMNP-TV-Z]{18})?[0-9A-HJKMNP-TV-Z]{8}\b")
 RUNS = ("rolled_back", "diverging", "nan_folders", "refused", "toy")
 
 
