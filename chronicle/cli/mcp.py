@@ -22,7 +22,6 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from importlib import import_module
 from pathlib import Path
-from statistics import median
 from typing import Any, NamedTuple, get_type_hints
 
 from chronicle.cli.options import CommandResult, LogsOption, all_runs, spread
@@ -34,6 +33,7 @@ from chronicle.journal.writer import store_bytes
 from chronicle.paths import RunPaths
 from chronicle.runs import Run, list_runs
 from chronicle.story.plain import plain_block
+from chronicle.story.series import ChannelCurve, thin
 
 MOST_LETTERS = 8000  # of one answer, about 2,500 tokens
 CUTS = ((400, 60), (160, 25), (80, 10), (40, 4))  # (letters of a text, items of a list): the first that is short enough
@@ -203,27 +203,23 @@ def entry(seat: Seat, run: str, id: str) -> Any:
 def curve(
     seat: Seat, run: str, channel: str = "loss", around: int | None = None, points: int = 40, abandoned: bool = False
 ) -> Any:
-    """A channel of the lineage, each step once: whole (medians of `points` parts), or every point around a step."""
+    """A channel of the lineage, each step once: thinned to the highest and lowest points, or every point around a step."""
     found = Run(seat.run(run)).curve(channel, abandoned=abandoned)
-    points, total = max(2, min(points, 400)), len(found)
-    first, each = 0, max(1, math.ceil(total / points))
+    points = max(4, min(points, 400))
+    rows = list(range(len(found)))
     if around is not None and not abandoned:
-        at = bisect_left(found.step, around)
-        first, each = max(0, min(at - points // 2, total - points)), 1
-    parts = [slice(at, at + each) for at in range(first, total, each)][:points]
-    finite = [[one for one in found.value[part] if math.isfinite(one)] for part in parts]
-    told: dict[str, Any] = {
+        first = max(0, min(bisect_left(found.step, around) - points // 2, len(found) - points))
+        rows = rows[first : first + points]
+    whole = ChannelCurve(rows, [None] * len(rows), [found.value[row] for row in rows])
+    shown = thin(whole, points // 4)
+    return {
         "channel": found.channel,
-        "points_of_run": total,
-        "each_value_is": "one point" if each == 1 else f"the median of {each} points up to this step",
-        "step": [found.step[part][-1] for part in parts],
-        "launch": sorted({one for part in parts for one in found.launch[part]}),
-        "value": [median(values) if values else "not finite" for values in finite],
-        "not_finite_at": [step for step, value in zip(found.step, found.value, strict=True) if not math.isfinite(value)][:10],
+        "points_of_run": len(found),
+        "points_here": "every one" if len(shown.steps) == len(rows) else "the first, lowest, highest and last of each part",
+        "step": [found.step[row] for row in shown.steps],
+        "launch": sorted({found.launch[row] for row in shown.steps}),
+        "value": [value if math.isfinite(value) else "not finite" for value in shown.values],
     }
-    if each > 1:
-        told["highest"] = [max(values, default=None) for values in finite]
-    return told
 
 
 def compare(seat: Seat, runs: list[str], channel: str = "loss") -> Any:

@@ -96,7 +96,7 @@ def _undo_other(one: Operation, at: Changing) -> CommandResult:
         from chronicle.launch.admission import EXCLUDE
 
         said = Hardware.of(one.entry)
-        return exclude_node(said.host, why, readmit=said.action == EXCLUDE, at=InRun(run=at.run, logs=at.logs))
+        return exclude_node(said.host or "", why, readmit=said.action == EXCLUDE, at=InRun(run=at.run, logs=at.logs))
     from chronicle.runs import mark_runs
 
     note = Note.of(one.entry)
