@@ -5,9 +5,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from chronicle.checkpoints import name_twins
-from chronicle.cli.options import AT_CHECKPOINTS, IN_RUN, AtCheckpoints, CommandResult, InRun
+from chronicle.cli.options import AT_CHECKPOINTS, IN_RUN, AtCheckpoints, CommandResult, InRun, all_runs
 from chronicle.errors import ChronicleError
-from chronicle.paths import RunPaths
 from chronicle.story.plain import align_columns, format_size
 from rollback.checkpoint.layout import Checkpoint
 from rollback.checkpoint.listing import list_checkpoints, list_unrecognised, read_state, say_unrecognised
@@ -16,6 +15,7 @@ from rollback.disk import remote
 from rollback.errors import UnknownFormat, one_line, visible
 
 if TYPE_CHECKING:
+    from chronicle.runs import Run
     from chronicle.story.launch_settings import Told
 
 LABEL_WIDTH = 12
@@ -248,31 +248,18 @@ def settings(
     earlier = [one.number for one in run.launches if one.number < told.launch]
     if not earlier:
         raise ChronicleError(f"launch {told.launch} is the first of run `{run.name}`: nothing to compare it with")
-    return _diff_launches(_launch_of(run.paths, earlier[-1]), told)
+    return _diff_launches(told._replace(launch=earlier[-1]), told)
 
 
-def _launch_named(named: str | None, at: InRun) -> tuple[Any, "Told"]:
-    """(run, launch) of `RUN`, `RUN@N`, or `@N` of the run of this command."""
-    from chronicle.cli.runs import named_run
+def _launch_named(named: str | None, at: InRun) -> tuple["Run", "Told"]:
+    """(run, launch) of `RUN`, `RUN@N`, or `@N` of the run of this command; the last launch where none is named."""
+    from chronicle.runs import open_launch
+    from chronicle.story.launch_settings import Told
 
     words = named or ""
     words = at.existing().run + words if words[:1] in ("", "@") else words
-    _, run, number = named_run(words, at.logs)
-    return run, _launch_of(run.paths, number)
-
-
-def _launch_of(paths: RunPaths, number: int | None) -> "Told":
-    """A launch of a run, the last one where none is named."""
-    from chronicle.cli.runs import need_launch
-    from chronicle.runs import Run
-    from chronicle.story.launch_settings import Told
-
-    run = Run(paths)
-    if number is None and not run.launches:
-        raise ChronicleError(f"run `{paths.run}` has no launch", "name a run that was launched")
-    chosen = run.launches[-1].number if number is None else number
-    need_launch(run, chosen)
-    return Told(paths, run.entries, chosen)
+    run, number = open_launch(words, logs=None if at.logs is None else all_runs(at.logs))
+    return run, Told(run.paths, run.entries, run.launch(number))
 
 
 def _diff_launches(one: "Told", other: "Told") -> CommandResult:

@@ -96,7 +96,7 @@ def test_answers_are_short_marked_and_without_secrets(scene: Any) -> None:
     assert len(said) <= MOST_LETTERS and "more" in said and json.loads(said)["f"] == "nan"
     curve = ask(seat, "curve", run=names[0], points=40)
     assert 10 < len(curve["step"]) <= 40 and curve["points_of_run"] == 120 and "highest" in curve["points_here"]
-    assert max(curve["value"]) == pytest.approx(11.99)  # a spike is seen in a few points
+    assert max(curve["value"]) == pytest.approx(10.99)  # a spike is seen in a few points
     near = ask(seat, "curve", run=names[0], around=101, points=6)
     assert near["step"] == [98, 99, 100, 101, 102, 103] and near["value"][3] == pytest.approx(10.99)
 

@@ -265,8 +265,16 @@ def test_open_reads_the_lineage_and_what_was_abandoned(tmp_path: Path) -> None:
     assert [launch.number for launch in run.launches] == [1, 2] and run.entries
     with pytest.raises(ChronicleError, match="no channel `accuracy`: logged are `loss`"):
         run.curve("accuracy")
-    with pytest.raises(ChronicleError, match="it holds no journal"):
+    with pytest.raises(ChronicleError, match="no run `logs` in `.*`: found `toy`"):
         package.open(tmp_path / "logs")
+
+
+def test_open_finds_a_run_of_this_project_by_its_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    toy_run(tmp_path)
+    monkeypatch.chdir(tmp_path)
+    assert package.open("toy").curve("loss").step[-1] == 8
+    with pytest.raises(ChronicleError, match="no run `tony` in `.*logs`: found `toy`"):
+        package.open("tony")
 
 
 def test_a_role_finds_the_channel_under_the_scripts_own_name(tmp_path: Path) -> None:
