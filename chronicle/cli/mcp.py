@@ -211,7 +211,7 @@ def curve(
         first = max(0, min(bisect_left(found.step, around) - points // 2, len(found) - points))
         rows = rows[first : first + points]
     whole = ChannelCurve(rows, [None] * len(rows), [found.value[row] for row in rows])
-    shown = thin(whole, points // 4)
+    shown = whole if len(rows) <= points else thin(whole, points // 4)
     return {
         "channel": found.channel,
         "points_of_run": len(found),

@@ -1,16 +1,26 @@
 """`chronicle undo` takes back what changed something outside the journal; `chronicle recover` ends an interrupted rollback."""
 
 from collections.abc import Sequence
+from pathlib import Path
 
 from chronicle import goback
 from chronicle.cli.options import CHANGING, FORCING, Changing, CommandResult, Forcing, InRun
 from chronicle.cli.transaction import agree
 from chronicle.errors import Refusal
-from chronicle.goback.applying import refuse_elsewhere
+from chronicle.goback.applying import refuse_elsewhere, uninterrupted
 from chronicle.goback.operations import Operation, find_operation, list_operations
 from chronicle.journal import Entry, read_journal
-from chronicle.journal.events import EntryKind, Hardware, Note, RollbackReceipt, find_open_transaction
+from chronicle.journal.events import (
+    EntryKind,
+    Hardware,
+    Note,
+    Quarantined,
+    QuarantineUndone,
+    RollbackReceipt,
+    find_open_transaction,
+)
 from chronicle.story.plain import format_when
+from rollback.errors import one_line
 from rollback.transaction.apply import newer_checkpoints
 
 
@@ -88,9 +98,7 @@ def _undo_other(one: Operation, at: Changing) -> CommandResult:
     """Undo an operation that is no rollback, by the verb that did it."""
     why = f"undo of {one.id}"
     if one.entry.kind == EntryKind.QUARANTINE:
-        from chronicle.cli.verify import verify_checkpoints
-
-        return verify_checkpoints(restore=one.entry.id, yes=at.yes, at=at)
+        return _move_back(one.entry, at)
     if one.entry.kind == EntryKind.HARDWARE:
         from chronicle.cli.hardware import exclude_node
         from chronicle.launch.admission import EXCLUDE
@@ -103,6 +111,24 @@ def _undo_other(one: Operation, at: Changing) -> CommandResult:
     archived = None if note.archived is None else not note.archived
     mark_runs([at.settings().paths], tags=note.untags, untags=note.tags, archived=archived, why=why, undoes=one.entry.id)
     return CommandResult(text=f"undone: {one.entry.title}", data={"changed": True, "undone": one.entry.id})
+
+
+def _move_back(made: Entry, at: Changing) -> CommandResult:
+    """Move what `verify --quarantine` or a restart moved away back to where it was; nothing is overwritten."""
+    from rollback.transaction import cleanup
+
+    event = Quarantined.of(made)
+    root, moves = Path(event.root), cleanup.moves_from_json(list(event.moves))
+    with goback.open_run(at.settings(), force=at.force) as opened:
+        text = "\n".join(["strays to move back:", *(f"  {one_line(move.path)}" for move in moves)])
+        agree("Move them back?", text, yes=at.yes)
+        with uninterrupted():
+            undone = QuarantineUndone(root=str(root))
+            entry = opened.writer.write(undone, title=f"{len(moves)} strays moved back", refs=(made.id,))
+            count = cleanup.restore(root, cleanup.quarantine_dir(root, made.id), moves)
+            pointers = cleanup.pointers_from_json(event.pointers)
+            cleanup.point_elsewhere(root, [pointer.reversed() for pointer in pointers])
+    return CommandResult(text=f"{text}\n\ndone: {count} moved", data={"changed": True, "id": entry.id, "moved": count})
 
 
 def recover_transaction(at: Forcing = FORCING) -> CommandResult:

@@ -13,10 +13,10 @@ from chronicle.checkpoints import name_twins, record_verdicts, stamp_or_none
 from chronicle.cli.options import AT_CHECKPOINTS, AtCheckpoints, CommandResult, ExitCode, YesOption
 from chronicle.cli.transaction import agree, byte_progress
 from chronicle.errors import ChronicleError, UsageProblem
-from chronicle.goback import OpenedRun, open_run
+from chronicle.goback import open_run
 from chronicle.goback.applying import uninterrupted
 from chronicle.journal import read_journal
-from chronicle.journal.events import Quarantined, QuarantineUndone, events_of
+from chronicle.journal.events import Quarantined
 from chronicle.latest import find_latest
 from chronicle.settings import Settings
 from rollback.checkpoint.layout import Checkpoint
@@ -31,18 +31,13 @@ from rollback.checkpoint.manifest import BY_HAND, MANIFEST_NAME, Manifest, Other
 from rollback.checks.remnants import remnant_findings
 from rollback.checks.verify import passes, root_stray_findings, unrecognised_findings, verify_checkpoint
 from rollback.disk import remote
-from rollback.disk.content import ByteProgress
 from rollback.errors import Finding, Severity, UnreadableFile, one_line
 from rollback.transaction.cleanup import (
     KEEP_VERIFIED,
     apply_moves,
-    moves_from_json,
     plan_quarantine,
-    point_elsewhere,
-    pointers_from_json,
     quarantine_dir,
     refuse_mount_points,
-    restore,
 )
 
 Found = list[tuple[str, Checkpoint | None, list[Finding]]]
@@ -53,7 +48,6 @@ def verify_checkpoints(
     all_: bool = False,
     full: bool = True,
     quarantine: bool = False,
-    restore: str | None = None,
     write: bool = False,
     newest: bool = False,
     print_path: bool = False,
@@ -75,14 +69,10 @@ def verify_checkpoints(
       --all: Verify all checkpoints of the run, also abandoned ones.
       --full, --verified/--quick: Read every byte, or only names and structure.
       --quarantine: Move strays to a directory that no loader reads.
-      --restore ID: Move the strays of a quarantine back.
       --write: Write the manifest of CKPT: names, sizes, and digests unless --quick.
       --newest: Only the newest checkpoint that is whole (exit 1 if there is none).
       --print-path: Of the newest, print the path alone, for scripts.
     """
-    if restore is not None:
-        with open_run(at.settings()) as opened:
-            return _move_back(opened, restore, yes=yes)
     if newest or print_path:
         if checkpoint or all_ or write or quarantine:
             raise UsageProblem("--newest looks for the checkpoint itself: expected no CKPT and no other action beside it")
@@ -130,24 +120,10 @@ def _verified(chosen: Sequence[Checkpoint], full: bool) -> tuple[Found, list[str
         byte_progress(total if full else 0, len(chosen)) as bar,
     ):
         for checkpoint in chosen:
-            told = _Told(bar)
             stamps.append(stamp_or_none(checkpoint.path))
-            findings = verify_checkpoint(checkpoint, full=full, executor=executor, progress=told.add)
-            told.add(checkpoint.size_bytes - told.count)  # what needed no reading
+            findings = verify_checkpoint(checkpoint, full=full, executor=executor, progress=bar)
             found.append((str(checkpoint.path), checkpoint, findings))
     return found, stamps
-
-
-class _Told:
-    """How many bytes of one checkpoint the bar has been told."""
-
-    def __init__(self, bar: ByteProgress | None) -> None:
-        self.bar, self.count = bar, 0
-
-    def add(self, count: int) -> None:
-        self.count += count
-        if self.bar is not None:
-            self.bar(count)
 
 
 def _remember(found: Found, stamps: Sequence[str | None], full: bool, at: AtCheckpoints) -> tuple[str, ...]:
@@ -271,27 +247,8 @@ def move_strays(
     return CommandResult(
         text=f"{text}\n\ndone: moved to {where}",
         data={"changed": True, "id": entry.id, "moved": [move.path for move in moves], "directory": str(where)},
-        talk=(f"undo it with `chronicle verify --restore {entry.id}`",),
+        talk=(f"undo it with `chronicle undo {entry.id[-8:]}`",),
     )
-
-
-def _move_back(opened: OpenedRun, wanted: str, *, yes: bool) -> CommandResult:
-    """Move what one `verify --quarantine` moved away back to where it was; nothing is overwritten."""
-    made_here = events_of(opened.journal.entries, Quarantined)
-    found = [(entry, event) for entry, event in made_here if wanted.upper() in (entry.id, entry.id[-len(wanted) :])]
-    if len(found) != 1:
-        raise ChronicleError(f"{len(found)} quarantines are called `{wanted}`: expected one", "`chronicle log` lists them")
-    made, event = found[0]
-    root, moves = Path(event.root), moves_from_json(list(event.moves))
-    text = "\n".join(["strays to move back:", *(f"  {one_line(move.path)}" for move in moves)])
-    agree("Move them back?", text, yes=yes)
-    with uninterrupted():
-        undone = QuarantineUndone(root=str(root))
-        entry = opened.writer.write(undone, title=f"{len(moves)} strays moved back", refs=(made.id,))
-        count = restore(root, quarantine_dir(root, made.id), moves)
-        pointers = pointers_from_json(event.pointers)
-        point_elsewhere(root, [pointer.reversed() for pointer in pointers])
-    return CommandResult(text=f"{text}\n\ndone: {count} moved", data={"changed": True, "id": entry.id, "moved": count})
 
 
 # --- The manifest
