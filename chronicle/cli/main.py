@@ -115,7 +115,7 @@ class VerbGroup(TyperGroup):
     """The group of all commands; each is imported when it is called."""
 
     def __init__(self, *arguments: Any, everything: bool = False, **named: Any) -> None:
-        """`everything`: the help shows the advanced verbs with their summaries, and what became of the old ones."""
+        """`everything`: the help shows advanced verbs with their summaries, old names, and rare options."""
         super().__init__(*arguments, **named)
         self.everything = everything
 
@@ -153,7 +153,7 @@ class VerbGroup(TyperGroup):
             module, _, name = VERBS[cmd_name].partition(":")
             found = getattr(import_module(module), name)
             gc.enable()  # off since the start of the process (`chronicle_ml.main`)
-            app = found if isinstance(found, typer.Typer) else _single(found, cmd_name)
+            app = found if isinstance(found, typer.Typer) else self._single(found, cmd_name)
         else:
             app = _plugin(cmd_name)
         if app is None:
@@ -162,12 +162,11 @@ class VerbGroup(TyperGroup):
         command.name = cmd_name
         return command
 
-
-def _single(function: Callable[..., Any], verb: str) -> typer.Typer:
-    app = typer.Typer(add_completion=False, rich_markup_mode=None)
-    context = getattr(function, "context_settings", None)
-    app.command(name=verb, context_settings=context)(spread(function))
-    return app
+    def _single(self, function: Callable[..., Any], verb: str) -> typer.Typer:
+        app = typer.Typer(add_completion=False, rich_markup_mode=None)
+        context = getattr(function, "context_settings", None)
+        app.command(name=verb, context_settings=context)(spread(function, everything=self.everything))
+        return app
 
 
 def _plugin(verb: str) -> Any:
@@ -213,10 +212,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 def run(argv: Sequence[str]) -> int:
     """Run one command line and print its result; returns the exit code."""
-    everything = False
     if argv and argv[0] == "help":
-        everything = list(argv[1:2]) == ["all"]
-        argv = ["--help"] if everything else [*argv[1:2], "--help"]
+        argv = ["--help-all"] if list(argv[1:2]) == ["all"] else [*argv[1:2], "--help"]
+    everything = "--help-all" in _own(argv)
+    argv = ["--help" if word == "--help-all" and everything else word for word in argv]
     if argv and argv[0] in OLD_NAMES:
         verb, *options = OLD_NAMES[argv[0]].split()
         argv = [verb, "--help"] if argv[1:2] in (["--help"], ["-h"]) else [verb, *options, *argv[1:]]
@@ -239,7 +238,7 @@ def run(argv: Sequence[str]) -> int:
             return explain(answer)
     except BaseException as problem:  # noqa: BLE001 every error becomes one sentence and an exit code
         return explain(problem)
-    return _render(outcome, as_json=_wants_json(argv))
+    return _render(outcome, as_json="--json" in _own(argv))
 
 
 def _declare(problem: RunCopied) -> bool:
@@ -271,10 +270,9 @@ def _group(*, everything: bool = False) -> VerbGroup:
     )
 
 
-def _wants_json(argv: Sequence[str]) -> bool:
-    """Whether `--json` is among our own arguments; those after `--` belong to the launcher."""
-    own = argv[: argv.index("--")] if "--" in argv else argv
-    return "--json" in own
+def _own(argv: Sequence[str]) -> Sequence[str]:
+    """Our own arguments; those after `--` belong to the launcher."""
+    return argv[: argv.index("--")] if "--" in argv else argv
 
 
 def _render(outcome: Any, *, as_json: bool) -> int:

@@ -34,17 +34,17 @@ def rollback(
     ] = None,
     lr_scale: float | None = None,
     lr: float | None = None,
-    set_: list[str] | None = None,
-    keep_later: bool = False,
     warmup: int = 0,
     skip_batches: int = 0,
     reshuffle: bool = False,
+    dry_run: bool = False,
+    plan_in: Path | None = None,
+    plan_out: Path | None = None,
+    set_: list[str] | None = None,
+    keep_later: bool = False,
     accept_change: list[str] | None = None,
     accept_unproved: str = "",
     verify: str = "auto",
-    dry_run: bool = False,
-    plan_out: Path | None = None,
-    plan_in: Path | None = None,
     deepspeed_config: Path | None = None,
     lr_in: list[str] | None = None,
     at: Changing = CHANGING,
@@ -61,18 +61,20 @@ def rollback(
     Options:
       --lr-scale F: Multiply every LR by this factor.
       --lr X: Set the LR to this value.
-      --set FIELD=VALUE: Set one field, such as last_epoch, weight_decay or beta2 (repeatable).
-      --keep-later: Do not move later checkpoints.
       --warmup N: Warm up the LR again over N steps.
       --skip-batches N: Skip the data of N steps.
       --reshuffle: Read the data in another order.
+      --dry-run: Show the plan, change nothing.
+      --plan FILE: Apply the plan that --plan-out wrote; refused when what it was made from has changed.
+
+    Rare options:
+      --plan-out: Write the plan into a file.
+      --set FIELD=VALUE: Set one field, such as last_epoch, weight_decay or beta2 (repeatable).
+      --keep-later: Do not move later checkpoints.
       --accept-change: Difference that the guard accepts, as `name: reason` (repeatable).
       --accept-unproved REASON: Edit the LR although something else may set it in the next launch; the reason is recorded.
       --verify HOW: `full` reads every byte, `quick` does not; `auto` skips what `chronicle verify` read since the last
           change.
-      --dry-run: Show the plan, change nothing.
-      --plan-out: Write the plan into a file.
-      --plan FILE: Apply the plan that --plan-out wrote; refused when what it was made from has changed.
       --deepspeed-config FILE: DeepSpeed config of the next launch; its LRs are edited too.
       --lr-in FILE:KEY: Number in a config from which the next launch takes its LR; it is edited too (repeatable).
     """

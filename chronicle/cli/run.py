@@ -37,18 +37,18 @@ CONTEXT: Mapping[str, Any] = {"allow_interspersed_args": False}
 
 def run_launcher(
     launcher: list[str] | None = None,
-    on_propose: str = "continue",
-    grace: float | None = None,
-    accept_change: str | None = None,
-    skip: list[str] | None = None,
-    autopilot: bool = False,
-    node: bool = False,
-    sbatch: int | None = None,
-    force: str | None = None,
     restarts: int | None = None,
+    autopilot: bool = False,
+    force: str | None = None,
+    accept_change: str | None = None,
+    sbatch: int | None = None,
+    node: bool = False,
     crashes: int | None = None,
     restart_pause: float | None = None,
+    on_propose: str = "continue",
     on_stall: str = "report",
+    grace: float | None = None,
+    skip: list[str] | None = None,
     run: RunOption = None,
     logs: LogsOption = None,
     checkpoints: CheckpointsOption = None,
@@ -68,18 +68,20 @@ def run_launcher(
 
     Options:
       LAUNCHER: The launcher and its arguments, after `--`.
-      --on-propose ACTION: What to do when the detector proposes a rollback: `stop` or `continue`.
-      --grace SECONDS: Seconds from a forwarded signal to KILL [90, or twice the longest save].
-      --accept-change REASON: Accept that model, data, topology or precision differ from the plan.
-      --skip PFnn: Skip a preflight check (repeatable; recorded).
-      --autopilot: Apply proposed rollbacks and launch again, within budgets.
-      --node: This is one of several nodes of one launch (`srun`, or pods of one Job).
-      --sbatch N: Print a batch script for N nodes; start nothing.
-      --force: Start although a launch seems alive, the journal is damaged or the checkpoints are gone: why.
       --restarts N: Start again by itself, at most N times (policy: docs/launching.md).
+      --autopilot: Apply proposed rollbacks and launch again, within budgets.
+      --force: Start although a launch seems alive, the journal is damaged or the checkpoints are gone: why.
+      --accept-change REASON: Accept that model, data, topology or precision differ from the plan.
+      --sbatch N: Print a batch script for N nodes; start nothing.
+
+    Rare options:
+      --node: This is one of several nodes of one launch (`srun`, or pods of one Job).
       --crashes N: Stop after N failures in a row without a newer verified checkpoint [3].
       --restart-pause SECONDS: Seconds before a restart without progress, doubled each time [10].
+      --on-propose ACTION: What to do when the detector proposes a rollback: `stop` or `continue`.
       --on-stall ACTION: What to do when the launch stands still: `report`, or `stop` it as a hang.
+      --grace SECONDS: Seconds from a forwarded signal to KILL [90, or twice the longest save].
+      --skip PFnn: Skip a preflight check (repeatable; recorded).
     """
     from chronicle.launch.launching import LaunchRequest, launch
     from chronicle.launch.nodes import find_node

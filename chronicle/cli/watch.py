@@ -83,6 +83,8 @@ def watch(
       [RUN|FILE…]: Runs or logs: a file, mlflow.db#RUN, a TensorBoard or MLflow directory.
       --once: Read to the end and stop; several at a time. Only hooks that are given here are called.
       --fail: Exit 5 when an event has tier warn or propose.
+
+    Rare options:
       --on-notice COMMAND: Command to run on a notice.
       --on-warn COMMAND: Command to run on a warning.
       --on-propose COMMAND: Command to run on a proposal.

@@ -231,5 +231,5 @@ def _concerns(close: Entry, proposal: Entry) -> bool:
 
 
 def _command(step: int | None, scale: float | None) -> str:
-    words = "chronicle spikes" if step is None else f"chronicle rollback --to {step}"
+    words = "chronicle watch --once" if step is None else f"chronicle rollback --to {step}"
     return words if scale is None or scale == 1 else f"{words} --lr-scale {scale:g}"
