@@ -156,12 +156,17 @@ def open(named: str | os.PathLike[str], *, logs: Path | None = None) -> Run:
         directory = logs or load_settings(Path.cwd(), os.environ, run="any").logs_dir
         paths = RunPaths(directory / words)
     if not paths.journal_dir.is_dir():
-        known = [one.run for one in list_runs(paths.run_dir) or list_runs(paths.run_dir.parent)]
-        near = difflib.get_close_matches(paths.run, known, n=3) or known[:8]
-        found = ", ".join(f"`{one}`" for one in near) or "no run at all"
-        way_out = "name one of them, or another directory with --logs DIR"
-        raise ChronicleError(f"no run `{paths.run}` in `{paths.run_dir.parent}`: found {found}", way_out)
+        raise no_such_run(paths)
     return Run(paths)
+
+
+def no_such_run(paths: RunPaths, origin: str = "") -> ChronicleError:
+    """There is no such run: the nearest ones."""
+    known = [one.run for one in list_runs(paths.run_dir) or list_runs(paths.run_dir.parent)]
+    near = difflib.get_close_matches(paths.run, known, n=3) or known[:8]
+    found = ", ".join(f"`{one}`" for one in near) or "no run at all"
+    way_out = "name one of them, or another directory with --logs DIR; `chronicle run -- …` starts one"
+    return ChronicleError(f"no run `{paths.run}`{origin} in `{paths.run_dir.parent}`: found {found}", way_out)
 
 
 def open_launch(named: str, *, logs: Path | None = None) -> tuple[Run, int | None]:

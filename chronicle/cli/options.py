@@ -240,12 +240,9 @@ def need_run(settings: Settings) -> Settings:
             first = f"--logs {shlex.quote(os.path.dirname(near[0]))} --run {os.path.basename(near[0])}"
             hint = f"nearest: {', '.join(f'`{path}`' for path in near)}; name one with {first}"
         raise ChronicleError(f"no journal here: `{settings.logs_dir}` holds no run", hint)
-    known = sorted(p.parent.name for p in settings.logs_dir.glob("*/journal") if p.is_dir())
-    found = ", ".join(known[:8]) if known else "no run at all"
-    raise ChronicleError(
-        f"no run `{settings.run}` (from {settings.origin.get('run', 'default')}) in `{settings.logs_dir}`: found {found}",
-        "name another with --run NAME, or start it with `chronicle init` or `chronicle run -- …`",
-    )
+    from chronicle.runs import no_such_run
+
+    raise no_such_run(settings.paths, f" (from {settings.origin.get('run', 'default')})")
 
 
 def nearest_runs(here: Path) -> list[str]:

@@ -95,8 +95,8 @@ def runs(
         ordered = list(_as_tree(ordered))
     if unknown:
         nowhere = _known_nowhere(where or "", found)
-        why = f": `{'`, `'.join(nowhere)}` of none of the runs; a text stands in quotes" if nowhere else ""
-        talk.append(f"{unknown} of {len(found)} runs not listed: `{where}` names what is not known of them{why}")
+        why = f"; no run at all has `{'`, `'.join(nowhere)}` (put texts in quotes)" if nowhere else ""
+        talk.append(f"{unknown} of {len(found)} runs are not listed: `{where}` asks for something that they do not have{why}")
     if not found:
         talk.append(
             f"no run in `{directory}`: start one with `chronicle run -- …`, or name another directory with --logs DIR"
@@ -322,7 +322,7 @@ def show_comparison(
         talk.append(f"two arms, {two}: `--margin VALUE` gives the studies' verdict over their seeds")
     elif len(comparison.members) > 1 and not arms:
         talk.append(
-            "one run of each shows a difference and no cause: `chronicle experiment` designs a comparison with seeds"
+            "one run of each shows a difference, not its cause: `chronicle experiment` plans a comparison with several seeds"
         )
     return CommandResult(text=text, data=data, talk=tuple(talk))
 

@@ -35,6 +35,7 @@ from chronicle.journal.reader import DAMAGED_HINT, describe_damage, find_damage
 from chronicle.launch.heartbeat import Heartbeat, read_heartbeats
 from chronicle.prints.retaken import RetakenVerdict
 from chronicle.story import Headline, LaunchStory, Matter, SavedCheckpoint, Story
+from chronicle.story.matters import incident_detail, incident_title
 from chronicle.story.plain import format_age, format_factor, format_number, format_seconds, plain
 from chronicle.story.read import read_story
 from chronicle.story.summary import LrCheck, check_lr, summarize
@@ -294,7 +295,7 @@ def _lr(story: Story, lr: LrCheck) -> Iterator[_Row]:
     if value is None and len(factors) < 2:
         return
     line = story.ledger.line(story.headline.launch)
-    of_first = "" if line is None else f"  {format_factor(line.factor)} of the first schedule"
+    of_first = "" if line is None or line.factor == 1 else f"  {format_factor(line.factor)} of the first schedule"
     yield _Row("lr", format_number(value) + of_first)
     if len(factors) > 1 or story.ledger.pending is not None:
         path = " → ".join(format_factor(f) for f in factors)
@@ -304,7 +305,7 @@ def _lr(story: Story, lr: LrCheck) -> Iterator[_Row]:
 
 
 def _checkpoint(saved: SavedCheckpoint, verdict: CheckpointVerdict | None) -> str:
-    hint = "" if verdict is not None and verdict.passes else f": `chronicle verify {saved.step}`"
+    hint = "" if verdict is not None and verdict.passes else f"; check it: `chronicle verify {saved.step}`"
     where = f"step {saved.step} (launch {saved.launch}) {plain(_short_path(saved.path))}"
     return f"{where} · {plain(describe_verdict(verdict))}{hint}"
 
@@ -338,10 +339,13 @@ def _guard(story: Story) -> Iterator[_Row]:
     last = story.last_launch
     if last is not None and last.verdict is not None and last.verdict_entry is not None:
         given = GuardVerdict.of(last.verdict_entry)
-        count = f", {len(given.checks)} checks" if given.checks else ""
+        count = f", {len(given.checks)} check{'s' * (len(given.checks) > 1)}" if given.checks else ""
         word = given.words.partition(",")[0]  # what was not compared is named below
         tone = PLAIN if word == "passed" else LOUD if last.verdict == "refused" else WARN
         yield _Row("guard", f"launch {last.number} {plain(word)}{count}", tone)
+        for one in (check for check in given.checks if check.get("ok") is False):
+            why = one.get("cause") or one.get("name")
+            yield _Row("", plain(f"{why}. Expected: {one.get('expected')}. Found: {one.get('found')}"), tone)
         for one in given.not_compared[:SHOWN]:
             yield _Row("", plain(f"not compared: {one.get('name')} ({one.get('why')})"))
     for entry, fault in _of_last(story, GuardFault):
@@ -392,7 +396,9 @@ def _open(story: Story, printed: Set[int | None]) -> Iterator[_Row]:
     matters = story.open_matters
     for matter in matters[-SHOWN:]:
         launch = f" (launch {matter.entry.launch})" if matter.entry.launch is not None else ""
-        yield _Row("open", f"{_short(matter.first_id)} {plain(matter.entry.title) or 'incident'}{launch}", LOUD)
+        told = (f"{incident_title(matter.entry) or 'incident'}{launch}", incident_detail(matter.entry))
+        standing = matter.words.removesuffix("open").removesuffix(" · ")
+        yield _Row("open", f"{_short(matter.first_id)} {plain(' · '.join(filter(None, (*told, standing))))}", LOUD)
         yield from _cause(story, matter, printed)
         yield _close_row(matter.first_id)
     waiting = [x for x in story.interventions if x.open]

@@ -94,10 +94,10 @@ def test_where_selects_by_columns_settings_and_channels(
 def test_a_run_of_which_a_name_is_not_known_is_not_listed_and_counted(logs: Path, chronicle: Cli) -> None:
     make(logs, "d", lr=1e-4, steps=0)
     shown = chronicle("runs", "--where", "loss < 10")
-    assert "1 of 4 runs not listed: `loss < 10` names what is not known of them" in shown.err
+    assert "1 of 4 runs are not listed: `loss < 10` asks for something that they do not have" in shown.err
     assert [line.split()[0] for line in shown.out.splitlines()[1:]] == ["a", "b", "c"]
     told = chronicle("runs", "--where", "not nothing_of_this_name or status == running and loss < 1").err
-    assert "4 of 4 runs not listed" in told and "`nothing_of_this_name`, `running` of none of the runs" in told
+    assert "4 of 4 runs are not listed" in told and "no run at all has `nothing_of_this_name`, `running`" in told
     assert chronicle("runs", "--where", "status == 'finished' or unheard_of > 1").out.count("finished") == 3
 
 
