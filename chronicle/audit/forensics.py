@@ -1,6 +1,6 @@
 """Reconstruct the launches of a run without a journal: a timeline of its files and of the lines of its logs.
 
-Steps come from the readers that `spikes` uses. Beside them a line counts as an event where it begins with a time, or where
+Steps come from the readers that `watch` uses. Beside them a line counts as an event where it begins with a time, or where
 it is an exception of a program's log; what people wrote is no event. Files of runs with a journal are left to it.
 
 Reads at most a fixed amount and lists what was left out. Follows no symbolic links and changes nothing.

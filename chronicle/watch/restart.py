@@ -81,7 +81,7 @@ class RestartCheck:
 
 
 class LogRestart:
-    """Restarts inside one log, for `chronicle watch FILE` and `chronicle spikes FILE`."""
+    """Restarts inside one log, for `chronicle watch FILE`."""
 
     def __init__(self) -> None:
         self._rows: deque[LoggedRow] = deque(maxlen=4 * NUM_BEFORE)
