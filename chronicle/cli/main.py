@@ -74,7 +74,6 @@ ADVANCED: Mapping[str, tuple[str, str]] = {
     "hardware": ("chronicle.cli.hardware:hardware", "Record hardware events; exclude a node, or readmit it."),
     "data": ("chronicle.cli.data:app", "Build, verify and account for training data."),
     "claim": ("chronicle.cli.audit:claim", "Judge what will be published against recorded facts."),
-    "forensics": ("chronicle.cli.audit:forensics", "Reconstruct the launches of an unrecorded run from its files."),
     "mcp": ("chronicle.cli.mcp:mcp", "Serve runs to an agent over MCP: it reads, notes and proposes."),
     "mlflow": ("chronicle.cli.exchange:app", "Copy the run into MLflow."),
     "skill": ("chronicle.cli.skill:skill", "Print the skill for agents that watch runs, or install it."),
