@@ -172,6 +172,7 @@ def compare_rank(rank: int, record: Steps, other: Steps, *, start: int, until: i
     first = None
     drawn = False
     if apart:
+        idle = idle if told <= step else []  # told behind it, they may stand elsewhere because of it
         is_loss_equal = SeenParts.LOSS in own.seen & now.seen and not {"batch", "loss"} & set(apart)
         is_without_effect = is_loss_equal or (len(steps) > 1 and parts & set(RESULT))
         if "torch" in idle and not is_without_effect:

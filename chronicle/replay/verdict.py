@@ -129,15 +129,20 @@ class ReplayCase(Comparison):
             yield "the checkpoint may hold other moments than the training had (they were not compared at its load)"
         if self.begins_equal is None and (self.has_checkpoint or len(self.steps) == 1):
             yield "it may have begun with other weights than the training had (no print of them in the record)"
-        if unprinted := max(rank.unprinted for rank in self.ranks):
-            yield f"{unprinted} steps before it have no print (`CHRONICLE_PRINTS=every`)"
         if not self.facts_known:
             yield "the code may have changed (no `prints.json` of the launch)"
-        for part in ("options", "torch", "batch"):
-            if part not in self.parts and part not in self.unrestored:
-                yield f"{PARTS[part][1]}: not in the prints"
+        yield from self.not_printed()
         if "batch" in self.parts and SeenParts.TARGETS not in self.at.record.seen & self.at.other.seen:
             yield "labels, which do not enter the model, may be others"
+
+
+    def not_printed(self) -> Iterator[str]:
+        """What no print tells of the steps that were compared."""
+        for part in ("options", "torch", "batch", "gradient", "weights"):
+            if part not in self.parts.union(self.unrestored):
+                yield f"{PARTS[part][1]}: not in every print"
+        if unprinted := max(rank.unprinted for rank in self.ranks):
+            yield f"{unprinted} steps between have no print (`CHRONICLE_PRINTS=every`)"
 
 
 # ---- the words of the rows ---------------------------------------------------------------------------------------------
@@ -253,13 +258,8 @@ def _evidence(case: ReplayCase, verdict: ReplayVerdict) -> Iterator[str]:
 
 
 def _beside_equal_prints(case: ReplayCase) -> Iterator[str]:
-    known = case.parts.union(case.unrestored)
-    unseen = [PARTS[part][1] for part in ("options", "torch", "batch", "gradient", "weights") if part not in known]
-    if unseen:
-        yield f"not in every print, and so not compared: {', '.join(unseen)}"
+    yield from case.not_printed()
     if any(rank.entered_before for rank in case.ranks):
         yield f"step {case.steps[0]}: the model was called between the step before and the save; gradient and weights are equal"
-    if unprinted := max(rank.unprinted for rank in case.ranks):
-        yield f"{unprinted} steps between them have no print in the record"
     for part in case.unrestored:
         yield f"{PARTS[part][1]}: not as in the record, because nobody restores it; no effect is seen"

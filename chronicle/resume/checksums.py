@@ -25,15 +25,17 @@ def contents_of(batch: Any) -> tuple[list[Any], bool]:
     """Checksums of all that is in a micro-batch, and whether what the loss is computed from is in it.
 
     That is so where the model takes the labels, where an adapter hands over what the loader yielded, and where the inputs lie
-    in the memory of a batch that a loader yielded: then the rest of that batch counts, too.
+    in the memory of a batch that a loader yielded, or are its values in another dtype (on a CPU): then the rest of that batch
+    counts, too.
     """
     leaves = tensors_of(batch)
     found = [checksum(tensor) for tensor in leaves]
     if not is_call(batch) or any(TARGET.search(name) for name in batch[1]):
         return found, bool(found)
-    for own in reversed(yielded_lately()):
-        if any(_share_memory(tensor, leaf) for tensor in own for leaf in leaves):
-            return [*found, *map(checksum, own)], True
+    for are_same in (_share_memory, _is_cast):
+        for own in reversed(yielded_lately()):
+            if any(are_same(tensor, leaf) for tensor in own for leaf in leaves):
+                return [*found, *map(checksum, own)], True
     return found, False
 
 
@@ -41,6 +43,14 @@ def _share_memory(tensor: Any, leaf: Any) -> bool:
     if leaf.is_meta or not leaf.numel() or tensor.device.type != leaf.device.type:
         return False
     return bool(tensor.untyped_storage().data_ptr() == leaf.untyped_storage().data_ptr())
+
+
+def _is_cast(tensor: Any, leaf: Any) -> bool:
+    """Whether a tensor of a loader's batch entered the model in another dtype (a precision plugin's, a `.half()`)."""
+    if tensor.shape != leaf.shape or tensor.dtype == leaf.dtype or not (tensor.is_cpu and leaf.is_cpu):
+        return False
+    small = 1 < leaf.numel() <= LARGEST_WEIGHTED and tensor.is_floating_point() and leaf.is_floating_point()
+    return small and bool(sys.modules["torch"].equal(tensor.to(leaf.dtype), leaf))
 
 
 def checksum(tensor: Any) -> Any:

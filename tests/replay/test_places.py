@@ -115,6 +115,16 @@ def test_generators_that_are_told_late_and_that_nobody_restores_are_no_differenc
     assert found is not None and (found.step, found.parts) == (UNTIL, ("gradient",))
 
 
+def test_generators_that_are_told_behind_the_first_difference_are_not_what_came_first() -> None:
+    """Within its first step the model is called by the optimizer: where the generators stood is told from the next step on."""
+    late, other = prints(), prints()
+    first = START + 1
+    late[0][first] = replace(late[0][first], seen=late[0][first].seen & ~SeenParts.GENERATORS, loss=9.0, gradient=9)
+    other[0] = {step: replace(one, torch=7) for step, one in other[0].items()}
+    found = compare_prints(late, other, start=START, until=UNTIL, begins={0: other[0][START]})
+    assert found.first is not None and found.first.step == first and "torch" not in found.unrestored
+
+
 def test_of_a_root_that_holds_the_working_directory_only_checkpoints_are_the_runs_own(tmp_path: Path) -> None:
     assert is_wide(tmp_path, tmp_path / "project") and not is_wide(tmp_path / "ck", tmp_path)
     state, data = tmp_path / "state.pt", tmp_path / "data.pt"

@@ -483,14 +483,14 @@ def test_a_file_of_another_kind_is_refused_in_one_sentence(tmp_path: Path) -> No
 def test_labels_of_a_loader_are_part_of_the_batch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Labels enter the loss and not the model: a print that does not know them says so.
 
-    A loader of Accelerate copies what it hands over to its device, from one name of the CPU to another.
+    A loader of Accelerate copies what it hands over to its device, from one name of the CPU to another; a loop may cast it.
     """
 
     def train(directory: Path, labels: torch.Tensor, by_loader: str) -> Ring:
         monkeypatch.setenv("CHRONICLE_LAUNCH_DIR", str(directory / "launch"))
         monkeypatch.setenv(PRINTS_VARIABLE, "every")
         torch.manual_seed(0)
-        model = torch.nn.Linear(4, 3)
+        model = torch.nn.Linear(4, 3, dtype=torch.float64 if by_loader == "cast" else None)
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
         run = chronicle.attach(directory / "run", model, optimizer)
         rows = torch.arange(32.0).view(8, 4)
@@ -499,6 +499,7 @@ def test_labels_of_a_loader_are_part_of_the_batch(tmp_path: Path, monkeypatch: p
             loader = prepare_data_loader(loader, device=torch.device("cpu:0"), put_on_device=True)
         pairs = iter(loader) if by_loader else ((rows[i : i + 2], labels[i : i + 2]) for i in range(0, 8, 2))
         for x, y in pairs:
+            x = x.double() if by_loader == "cast" else x
             torch.nn.functional.cross_entropy(model(x), y).backward()
             optimizer.step()
             optimizer.zero_grad()
@@ -508,7 +509,7 @@ def test_labels_of_a_loader_are_part_of_the_batch(tmp_path: Path, monkeypatch: p
     labels = torch.tensor([0, 1, 2, 0, 1, 2, 0, 1])
     other = labels.clone()
     other[5] = 0  # of the third step
-    for kind in ("torch", "prepared"):
+    for kind in ("torch", "prepared", "cast"):
         clean, changed_label = (train(tmp_path / kind / name, given, kind) for name, given in (("a", labels), ("b", other)))
         assert first_difference(clean, changed_label) == (3, ["batch", "gradient", "weights"]), kind
         assert all(SeenParts.TARGETS in one.seen for one in clean.steps().values()), kind

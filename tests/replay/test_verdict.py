@@ -162,7 +162,7 @@ def test_numbers_that_no_launch_takes_are_no_steps() -> None:
     assert judged(record, clean).verdict is ReplayVerdict.UNEXPLAINED
     del record[0][6]
     found = judged(record, clean)
-    assert found.verdict is ReplayVerdict.UNEXPLAINED and "1 steps before it have no print" in found.why
+    assert found.verdict is ReplayVerdict.UNEXPLAINED and "1 steps between have no print" in found.why
 
 
 def test_what_entered_between_a_step_and_its_save_is_in_no_replay() -> None:
