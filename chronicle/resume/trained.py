@@ -270,12 +270,11 @@ def _differences(expected: Expectation, saved: Mapping[str, Any], found: Memory,
     one, other = (_by_name(record.get("facts") or {}) for record in (saved, found.trained))
     moved = {*(saved.get("moved") or ()), *(found.trained.get("moved") or ())}
     updated = saved.get("versions") != found.trained.get("versions")
-    stacks = [{(family, pattern_of(name)) for family, name in facts if pattern_of(name) != name} for facts in (one, other)]
     for key in sorted(one.keys() | other.keys(), key=lambda key: (key[0], pattern_of(key[1]), key[1])):
         family, name = key
+        if pattern_of(name) in moved or _is_unfolded(one, key) or _is_unfolded(other, key):
+            continue
         stack = family, pattern_of(name)
-        if stack[1] in moved or any(key not in facts and key in own for facts, own in zip((one, other), stacks, strict=True)):
-            continue  # that side names the members of this stack one by one
         before, after = one.get(key) or one.get(stack), other.get(key) or other.get(stack)
         row = _row_of(family, before, after)
         if row == FIRM and updated and name.endswith("class"):
@@ -285,8 +284,18 @@ def _differences(expected: Expectation, saved: Mapping[str, Any], found: Memory,
         elif row in (SCHEDULER, OWN_SCHEDULER):
             row = _row_of_scheduler(expected, found, row, name, before, after)
         a, b = (SKIPPED if fact is None else fact[1] for fact in (before, after))
-        if row and not (_are_near_tensors(a, b) if row == TENSOR else is_near(a, b)):
-            yield Difference(FIRM if row == TENSOR else row, name, a, b)
+        if row == TENSOR and not _are_near_tensors(a, b):
+            yield Difference(FIRM, name, a, b)
+        elif row not in ("", TENSOR) and not is_near(a, b):
+            yield Difference(row, name, a, b)
+
+
+def _is_unfolded(facts: Mapping[tuple[str, str], Any], key: tuple[str, str]) -> bool:
+    """Whether the key is a whole stack, and this side names its members one by one: then these are compared."""
+    family, name = key
+    if "*" not in name or key in facts:
+        return False
+    return any(own == family and pattern_of(member) == name for own, member in facts)
 
 
 def _row_of(family: str, before: tuple[str, Any] | None, after: tuple[str, Any] | None) -> str:
