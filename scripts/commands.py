@@ -12,7 +12,8 @@ HEAD = """# Commands
 
 <!-- made by `python scripts/commands.py > docs/commands.md` from the help texts; a test compares -->
 
-Every command has `--help`, with its rare options `--help-all`. Commands that only read have `--json` and print one object. `--run NAME`, `--logs DIR` and
+Every command has `--help`, with its rare options `--help-all`. Commands that only read have `--json` and print one object.
+`--run NAME`, `--logs DIR` and
 `--checkpoints DIR` override `chronicle.toml`; `chronicle config show` prints each setting and its origin. Data goes to
 stdout, messages go to stderr. Exit codes: [exit_codes.md](exit_codes.md).
 """

@@ -265,7 +265,7 @@ def test_open_reads_the_lineage_and_what_was_abandoned(tmp_path: Path) -> None:
     assert [launch.number for launch in run.launches] == [1, 2] and run.entries
     with pytest.raises(ChronicleError, match="no channel `accuracy`: logged are `loss`"):
         run.curve("accuracy")
-    with pytest.raises(ChronicleError, match="no run `logs` in `.*`: found `toy`"):
+    with pytest.raises(ChronicleError, match=r"no run `logs` in `.*`: found `toy`"):
         package.open(tmp_path / "logs")
 
 
@@ -273,7 +273,7 @@ def test_open_finds_a_run_of_this_project_by_its_name(tmp_path: Path, monkeypatc
     toy_run(tmp_path)
     monkeypatch.chdir(tmp_path)
     assert package.open("toy").curve("loss").step[-1] == 8
-    with pytest.raises(ChronicleError, match="no run `tony` in `.*logs`: found `toy`"):
+    with pytest.raises(ChronicleError, match=r"no run `tony` in `.*logs`: found `toy`"):
         package.open("tony")
 
 
