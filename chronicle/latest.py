@@ -4,7 +4,7 @@ Newest is by the lineage, not by the number alone: a checkpoint of a side try, w
 from, is left out, and so are abandoned ones and those that carry the identity of another run. Of the rest, from the highest
 step down, the first one counts that verification passes: names, structure and counters, or every byte. What was passed over is
 returned with why. `set_aside` moves half-written newer ones, and nothing else, to the quarantine of `chronicle verify`, which
-`verify --restore` takes back.
+`chronicle undo` takes back.
 """
 
 from __future__ import annotations

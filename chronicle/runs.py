@@ -7,6 +7,7 @@ descend from; what a rollback left behind is there only when it is asked for.
     pandas.DataFrame(run.curve("loss").columns())
 """
 
+import difflib
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
@@ -18,6 +19,7 @@ from chronicle.journal import Entry, JournalWriter, Lineage
 from chronicle.journal.events import EntryKind, Note, events_of, words_of
 from chronicle.journal.place import Parent, Place, read_place
 from chronicle.paths import RunPaths
+from chronicle.settings import load_settings
 from chronicle.story import Story
 from chronicle.story.assemble import LaunchStory
 from chronicle.story.curve import canonical_rows
@@ -74,6 +76,14 @@ class Run:
     def launches(self) -> tuple[LaunchStory, ...]:
         """The launches in order of their numbers."""
         return self.story.launches
+
+    def launch(self, number: int | None) -> int:
+        """The number, or that of the last launch; raises `ChronicleError` where the run has none of it."""
+        numbers = [launch.number for launch in self.launches]
+        if number in numbers or (number is None and numbers):
+            return numbers[-1] if number is None else number
+        found = ", ".join(map(str, numbers[-8:])) or "none"
+        raise ChronicleError(f"run `{self.name}` has no launch {number or 'yet'}: it has {found}", "name one of them")
 
     @property
     def lineage(self) -> Lineage:
@@ -135,14 +145,37 @@ class Run:
         return summarize_run(self.paths, self.story)
 
 
-def open(path: str | os.PathLike[str]) -> Run:
-    """The run in this directory (`logs/tr-190`). Raises `ChronicleError` where no journal lies."""
-    paths = RunPaths(Path(path).absolute())
+def open(named: str | os.PathLike[str], *, logs: Path | None = None) -> Run:
+    """The run in this directory (`logs/tr-190`), or of this name in `logs`: those of the project here, where none are named.
+
+    Raises `ChronicleError` where no journal lies, with the runs that are near.
+    """
+    words = os.fspath(named)
+    paths = RunPaths(Path(words).absolute())
+    if not paths.journal_dir.is_dir() and "/" not in words:
+        directory = logs or load_settings(Path.cwd(), os.environ, run="any").logs_dir
+        paths = RunPaths(directory / words)
     if not paths.journal_dir.is_dir():
-        near = [one.run for one in list_runs(paths.run_dir) or list_runs(paths.run_dir.parent)]
-        hint = f"runs there: {', '.join(near[:8])}" if near else "name a run's directory, as in `logs/tr-190`"
-        raise ChronicleError(f"no run in `{path}`: it holds no journal", hint)
+        raise no_such_run(paths)
     return Run(paths)
+
+
+def no_such_run(paths: RunPaths, origin: str = "") -> ChronicleError:
+    """There is no such run: the nearest ones."""
+    known = [one.run for one in list_runs(paths.run_dir) or list_runs(paths.run_dir.parent)]
+    near = difflib.get_close_matches(paths.run, known, n=3) or known[:8]
+    found = ", ".join(f"`{one}`" for one in near) or "no run at all"
+    way_out = "name one of them, or another directory with --logs DIR; `chronicle run -- …` starts one"
+    return ChronicleError(f"no run `{paths.run}`{origin} in `{paths.run_dir.parent}`: found {found}", way_out)
+
+
+def open_launch(named: str, *, logs: Path | None = None) -> tuple[Run, int | None]:
+    """The run and the launch of `NAME@3`, or of a directory with `@3`; no launch where none is named."""
+    base, at, number = named.rpartition("@")
+    if not at or not number.isdigit():
+        return open(named, logs=logs), None
+    run = open(base, logs=logs)
+    return run, run.launch(int(number))
 
 
 def list_runs(logs: Path) -> list[RunPaths]:

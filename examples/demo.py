@@ -1,7 +1,7 @@
 """`make demo`: a real run on two processes diverges, is rolled back and recovers; every step is a `chronicle` command.
 
 The script starts commands, shows the trainer's progress from its per-step log, and takes the rollback target from
-`chronicle spikes --json`. It writes no loss, event or proposal itself. The cause of the divergence is real: the recipe
+`chronicle watch --once --json`. It writes no loss, event or proposal itself. The cause of the divergence is real: the recipe
 `demo` raises its LR on purpose, as exp8 of the 80B run did. Exit code 1 when a result is not the expected one.
 """
 
@@ -138,10 +138,10 @@ class Demo:
         return read_metrics(path) if path.exists() else iter(())
 
     def proposed_step(self) -> int:
-        """The target step of `chronicle spikes`."""
-        self.console.print("[bold cyan]$[/bold cyan] chronicle spikes --json", highlight=False)
+        """The target step of `chronicle watch --once`."""
+        self.console.print("[bold cyan]$[/bold cyan] chronicle watch --once --json", highlight=False)
         done = subprocess.run(
-            ["chronicle", "spikes", "--json"],
+            ["chronicle", "watch", "--once", "--json"],
             cwd=self.directory,
             env=self.environment,
             stdout=subprocess.PIPE,

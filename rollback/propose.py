@@ -197,10 +197,10 @@ def propose(
             reasons.append(_no_target(max(0, limit), onset, checkpoints))
     target = older[-1] if older else None
     if target is not None:
-        found = f"the newest sound checkpoint up to there: {target.step}"
+        found = f"the newest sound checkpoint up to there is of step {target.step}"
         if target.step > limit:
-            found = f"no sound checkpoint is up to there: step {target.step} is {onset - target.step} steps before it"
-        reasons.append(f"onset {onset}; {onset - limit} steps before it: {limit}; {found}")
+            found = f"no sound checkpoint lies there; that of step {target.step} is {onset - target.step} steps before it"
+        reasons.append(f"the trouble begins at step {onset}; {onset - limit} steps earlier is step {limit}; {found}")
     honours = history.honours if target is None or target.honours is None else target.honours
     if action is Action.SKIP and target is not None:
         reasons.append(_data_action(honours))

@@ -12,7 +12,8 @@ HEAD = """# Commands
 
 <!-- made by `python scripts/commands.py > docs/commands.md` from the help texts; a test compares -->
 
-Every command has `--help`. Commands that only read have `--json` and print one object. `--run NAME`, `--logs DIR` and
+Every command has `--help`, with its rare options `--help-all`. Commands that only read have `--json` and print one object.
+`--run NAME`, `--logs DIR` and
 `--checkpoints DIR` override `chronicle.toml`; `chronicle config show` prints each setting and its origin. Data goes to
 stdout, messages go to stderr. Exit codes: [exit_codes.md](exit_codes.md).
 """
@@ -24,7 +25,7 @@ CODES = {
     "or `--yes` is needed because there is no terminal; nothing was changed",
     ExitCode.REFUSED: "refused, to protect a run or a checkpoint; nothing was changed",
     ExitCode.STOPPED_PART_WAY: "stopped part-way; `chronicle recover` finishes or reverts it",
-    ExitCode.FINDINGS: "findings: of `verify`, `audit` or `spikes --fail`, an unsupported claim, or an outdated render",
+    ExitCode.FINDINGS: "findings: of `verify`, `audit` or `watch --fail`, an unsupported claim, or an outdated render",
     ExitCode.DO_NOT_REQUEUE: "only `chronicle run`: the guard or preflight refused; do not requeue",
     ExitCode.CANNOT_START: "only `chronicle run`: the launcher could not be started",
     ExitCode.INTERRUPTED: "interrupted by Ctrl-C",
@@ -33,7 +34,7 @@ CODES = {
 
 def render_reference() -> str:
     """The page: each command, in the order of `chronicle --help`."""
-    group = VerbGroup(name="chronicle")
+    group = VerbGroup(name="chronicle", everything=True)
     lines = [HEAD]
     for verb in group.list_commands(None):
         if verb in VERBS:

@@ -132,13 +132,19 @@ def rows() -> tuple[dict[str, str], dict[str, str]]:
             lay(files, top)
             for verb, words in questions(top).items():
                 lay(files, top)
-                code, text = ask(words, top)
+                code, text = ask(as_json(words), top)
                 text = normalise(text)
                 digest = hashlib.sha256(text.encode()).hexdigest()[:10]
                 texts[digest] = text
                 found[f"{name}: {verb}"] = f"exit {code}, {digest}"
             shutil.rmtree(top)
     return found, texts
+
+
+def as_json(words: Sequence[str]) -> list[str]:
+    """The words with `--json` among our own; those after `--` belong to the launcher."""
+    own = words.index("--") if "--" in words else len(words)
+    return [*words[:own], "--json", *words[own:]]
 
 
 def ask(words: Sequence[str], top: Path) -> tuple[str, str]:
@@ -162,10 +168,9 @@ def answer(run: object, words: Sequence[str], out: int) -> int:
     """In the fork: the verb's exit code; both of its streams go to the descriptor."""
     said, complained = io.StringIO(), io.StringIO()
     code = 99
-    own = words.index("--") if "--" in words else len(words)
     try:
         with contextlib.redirect_stdout(said), contextlib.redirect_stderr(complained):
-            code = run([*words[:own], "--json", *words[own:]])  # type: ignore[operator]
+            code = run(list(words))  # type: ignore[operator]
     except BaseException as problem:  # noqa: BLE001 what the verb raises is its answer
         complained.write(f"{type(problem).__name__}: {problem}")
     os.write(out, f"{said.getvalue()}--- stderr\n{complained.getvalue()}".encode())

@@ -1,4 +1,4 @@
-"""`chronicle audit` checks the records of a run, `claim` judges what will be published, `forensics` reads unrecorded runs."""
+"""`chronicle audit` checks the records of a run, and `claim` judges what will be published."""
 
 import hashlib
 import shlex
@@ -6,13 +6,12 @@ from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
 from datetime import datetime
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 from typer import Argument, Option
 
 from chronicle.audit.claims import ClaimVerdict, Judgement, judge_claim, list_unjudged, overall, recheck_claims
 from chronicle.audit.evidence import read_evidence
-from chronicle.audit.forensics import LaunchTrace, scan_directory, write_draft
 from chronicle.cli.options import (
     AT_CHECKPOINTS,
     IN_RUN,
@@ -21,16 +20,15 @@ from chronicle.cli.options import (
     ExitCode,
     Given,
     InRun,
-    JsonOption,
 )
-from chronicle.errors import ChronicleError, UsageProblem
+from chronicle.errors import UsageProblem
 from chronicle.journal import Journal, JournalWriter, read_journal
 from chronicle.journal.events import Claim, EntryKind, words_of
 from chronicle.journal.reader import anchor_heads, find_damage
 from chronicle.journal.writer import id_milliseconds
 from chronicle.launch.record import broken_seals
 from chronicle.paths import RunPaths
-from chronicle.story import Story, read_story
+from chronicle.story import read_story
 from chronicle.story.plain import format_age, plain
 from rollback.checkpoint.listing import list_checkpoints
 from rollback.checkpoint.manifest import read_manifest
@@ -52,12 +50,8 @@ def audit(full: bool = False, at: AtCheckpoints = AT_CHECKPOINTS) -> CommandResu
     """
     settings = at.existing()
     settings.say_store("their manifests are not compared; `chronicle verify` reads them there")
-    journal = read_journal(settings.paths)
-    story = read_story(settings.paths, journal=journal)
-    paths = settings.paths
-    findings = [*_journal(journal, paths), *_clocks(journal), *_logs(story, paths)]
-    findings += _objects(journal, paths)
-    findings += [*_seals(journal, paths), *_claims(journal, paths), *_manifests(settings.checkpoints_dir, full)]
+    paths, journal = settings.paths, read_journal(settings.paths)
+    findings = list(_findings(paths, journal, settings.checkpoints_dir, full))
     bad = sum(one.severity is not Severity.INFO for one in findings)
     lines = [f"{one.severity.value}: {one.check} {plain(one.path)}: {plain(one.message)}" for one in findings]
     told = f"{bad} finding(s)" if bad else "chains unbroken"
@@ -68,34 +62,53 @@ def audit(full: bool = False, at: AtCheckpoints = AT_CHECKPOINTS) -> CommandResu
         "entries": len(journal.entries),
         "writers": len(journal.heads),
         "heads": dict(journal.heads),
-        "findings": [f.to_json() for f in findings],
+        "findings": [one.to_json() for one in findings],
     }
     return CommandResult(text="\n".join(lines), data=data, exit_code=ExitCode.FINDINGS if bad else ExitCode.DONE)
 
 
-def _journal(journal: Journal, paths: RunPaths) -> Iterator[Finding]:
-    """Damage that forbids decisions, and what else is wrong with lines."""
+def _findings(paths: RunPaths, journal: Journal, checkpoints: Path | None, full: bool) -> Iterator[Finding]:
+    """Damage that forbids decisions and other lines that are wrong, then what else contradicts itself."""
     damage = find_damage(paths, journal)
     for problem in (*damage, *(one for one in journal.problems if one not in damage)):
         # A crash can cut the last line of a writer short; the lines before it are not affected.
         severity = Severity.WARN if problem.check == "torn-line" else Severity.ERROR
-        where = problem.path.relative_to(paths.run_dir).as_posix() + (f":{problem.line}" if problem.line else "")
-        yield _found(problem.check, where, problem.message, severity)
-
-
-def _manifests(checkpoints: Path | None, full: bool) -> Iterator[Finding]:
-    """Differences between checkpoints and their manifests."""
+        where = _within(paths, problem.path) + (f":{problem.line}" if problem.line else "")
+        yield Finding(problem.check, severity, where, problem.message)
+    for writer, behind in _clocks(journal).items():
+        text = f"its clock was {format_age(behind)} behind earlier entries; the order follows the ids"
+        yield Finding("clock-skew", Severity.INFO, f"journal/{writer}.jsonl", text)
+    launches = {launch.number: launch for launch in read_story(paths, journal=journal).launches}
+    for number in range(1, max(launches, default=0) + 1):
+        if number not in launches:
+            text = f"no `{EntryKind.LAUNCH_START}` entry: its journal file is missing here"
+            yield Finding("launch-missing", Severity.WARN, f"launches/{number:04d}", text)
+    for number, launch in launches.items():
+        log = paths.metrics_path(number)
+        if launch.span.has_steps and not log.exists():
+            yield Finding("no-metrics", Severity.INFO, _within(paths, log), "the launch has steps but no per-step log")
+    yield from _objects(journal, paths)
+    for sentence in broken_seals(paths, journal.entries).values():
+        yield Finding("seal-broken", Severity.WARN, "launches", sentence)
+    if any(entry.kind == EntryKind.CLAIM for entry in journal.entries):
+        for entry_id, sentence, is_bad in recheck_claims(read_evidence(paths, journal)):
+            yield Finding("claim", Severity.WARN if is_bad else Severity.INFO, entry_id, sentence)
     for checkpoint in list_checkpoints(checkpoints) if checkpoints is not None and checkpoints.is_dir() else ():
         try:
             manifest = read_manifest(checkpoint.folder)
         except UnreadableFile as problem:
-            yield _found("manifest", str(checkpoint.path), str(problem))
+            yield Finding("manifest", Severity.WARN, str(checkpoint.path), str(problem))
             continue
         for finding in compare_manifest(checkpoint.folder, manifest, full=full) if manifest is not None else ():
             yield finding._replace(path=f"{checkpoint.path}/{finding.path}")
 
 
-def _clocks(journal: Journal) -> Iterator[Finding]:
+def _within(paths: RunPaths, path: Path) -> str:
+    return path.relative_to(paths.run_dir).as_posix()
+
+
+def _clocks(journal: Journal) -> dict[str, float]:
+    """Writer -> the most seconds that its clock was behind the ids of its entries."""
     worst: dict[str, float] = {}
     for entry in journal.entries:
         known = id_milliseconds(entry.id)
@@ -105,87 +118,54 @@ def _clocks(journal: Journal) -> Iterator[Finding]:
             continue
         if behind > SKEW_SECONDS:
             worst[entry.writer] = max(behind, worst.get(entry.writer, 0.0))
-    for writer, behind in worst.items():
-        text = f"its clock was {format_age(behind)} behind earlier entries; the order follows the ids"
-        yield _found("clock-skew", f"journal/{writer}.jsonl", text, Severity.INFO)
-
-
-def _logs(story: Story, paths: RunPaths) -> Iterator[Finding]:
-    numbers = {launch.number for launch in story.launches}
-    for number in range(1, max(numbers, default=0) + 1):
-        if number not in numbers:
-            text = f"no `{EntryKind.LAUNCH_START}` entry: its journal file is missing here"
-            yield _found("launch-missing", f"launches/{number:04d}", text)
-    for launch in story.launches:
-        if launch.span.has_steps and not paths.metrics_path(launch.number).exists():
-            where = paths.metrics_path(launch.number).relative_to(paths.run_dir).as_posix()
-            text = "the launch has steps but no per-step log"
-            yield _found("no-metrics", where, text, Severity.INFO)
-
-
-def _found(check: str, path: str, message: str, severity: Severity = Severity.WARN) -> Finding:
-    return Finding(check=check, severity=severity, path=path, message=message)
-
-
-def _seals(journal: Journal, paths: RunPaths) -> Iterator[Finding]:
-    """Logs and evidence files that changed after they were sealed."""
-    for sentence in broken_seals(paths, journal.entries).values():
-        yield _found("seal-broken", "launches", sentence)
-
-
-def _claims(journal: Journal, paths: RunPaths) -> Iterator[Finding]:
-    """Claims that evidence contradicts, or whose answer changed."""
-    if any(entry.kind == EntryKind.CLAIM for entry in journal.entries):
-        for entry_id, sentence, is_bad in recheck_claims(read_evidence(paths, journal)):
-            yield _found("claim", entry_id, sentence, Severity.WARN if is_bad else Severity.INFO)
+    return worst
 
 
 def _objects(journal: Journal, paths: RunPaths) -> Iterator[Finding]:
+    """Attachments that are gone or changed."""
     for entry in journal.entries:
         for item in words_of(entry).evidence:
             digest = item.get("sha256") if isinstance(item, Mapping) else None
-            if isinstance(digest, str) and len(digest) == 64 and digest.isalnum():
-                yield from _object(entry.id, item, digest, paths)
-
-
-def _object(entry_id: str, item: Mapping[str, Any], digest: str, paths: RunPaths) -> Iterator[Finding]:
-    path = paths.object_path(digest)
-    where = path.relative_to(paths.run_dir).as_posix()
-    if not path.exists():
-        yield _found("object-missing", where, f"attachment `{item.get('path', '')}` of entry {entry_id} is gone")
-        return
-    with path.open("rb") as file:
-        found = hashlib.file_digest(file, "sha256").hexdigest()
-    if found != digest:
-        yield _found("object-changed", where, f"attachment of entry {entry_id} has digest {found[:12]}…: it was changed")
+            if not isinstance(digest, str) or len(digest) != 64 or not digest.isalnum():
+                continue
+            path = paths.object_path(digest)
+            if not path.exists():
+                text = f"attachment `{item.get('path', '')}` of entry {entry.id} is gone"
+                yield Finding("object-missing", Severity.WARN, _within(paths, path), text)
+                continue
+            with path.open("rb") as file:
+                found = hashlib.file_digest(file, "sha256").hexdigest()
+            if found != digest:
+                text = f"attachment of entry {entry.id} has digest {found[:12]}…: it was changed"
+                yield Finding("object-changed", Severity.WARN, _within(paths, path), text)
 
 
 # --- chronicle claim
 
 LONGEST_SENTENCE = 4000
-NumberOption = Annotated[str | None, Option(metavar="N")]
-WordOption = Annotated[str | None, Option(metavar="NAME")]
+Number = Annotated[str | None, Option(metavar="N")]
+Word = Annotated[str | None, Option(metavar="NAME")]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fields(Given):
     """What a claim may state."""
 
-    params: NumberOption = None
-    devices: NumberOption = None
-    device_name: WordOption = None
-    ranks: NumberOption = None
-    hosts: NumberOption = None
-    data: WordOption = None
-    precision: WordOption = None
-    wrapper: WordOption = None
-    steps: NumberOption = None
-    tokens: NumberOption = None
-    samples: NumberOption = None
-    bytes: Annotated[str | None, Option("--bytes", metavar="N")] = None
-    final_loss: NumberOption = None
-    best_loss: NumberOption = None
-    hours: NumberOption = None
+    params: Number = None
+    devices: Number = None
+    device_name: Word = None
+    ranks: Number = None
+    hosts: Number = None
+    data: Word = None
+    precision: Word = None
+    wrapper: Word = None
+    steps: Number = None
+    tokens: Number = None
+    samples: Number = None
+    bytes: Number = None
+    final_loss: Number = None
+    best_loss: Number = None
+    hours: Number = None
     resumes: Annotated[str | None, Option(metavar="exactly")] = None
 
 
@@ -226,80 +206,13 @@ def claim(
         event = Claim.from_json({**recorded, "journal_heads": anchor_heads(journal)})
         told = sentence or ", ".join(f"{name} {value}" for name, value in fields.items())
         entry = writer.write(event, title=f"{verdict.value}: {told}"[:200])
-    lines = [_line(one) for one in judgements]
+    lines = [f"{one.verdict.value:<12}  {one.field} {one.said}: {one.message}{_where(one)}" for one in judgements]
     lines += [f"not judged: {number}" for number in unjudged]
     lines.append(f"{verdict.value}  {told}")
     code = ExitCode.DONE if verdict is ClaimVerdict.SUPPORTED else ExitCode.FINDINGS
     return CommandResult(text="\n".join(lines), data={"id": entry.id, **recorded}, exit_code=code)
 
 
-def _line(one: Judgement) -> str:
-    where = ""
-    if one.evidence:
-        more = ", …" if len(one.evidence) > 3 else ""
-        where = f"  [{', '.join(one.evidence[:3])}{more}]"
-    return f"{one.verdict.value:<12}  {one.field} {one.said}: {one.message}{where}"
-
-
-# --- chronicle forensics
-
-
-def forensics(directory: Path | None = None, out: Path | None = None, json: JsonOption = False) -> CommandResult:
-    """Reconstruct the launches of an unrecorded run from its files.
-
-    It reads the steps and the telling lines of logs, and lists the files by time. Runs with a journal are told from it
-    first; what people wrote is no event.
-
-    Example: chronicle forensics /data/run7 --out POSTMORTEM.md
-
-    Options:
-      DIRECTORY: Directory of the run [here].
-      --out FILE: Write a post-mortem draft to this file.
-    """
-    place = directory or Path.cwd()
-    if not place.is_dir():
-        raise UsageProblem(f"`{place}` is not a directory: expected the directory of a run")
-    scan = scan_directory(place)
-    draft = write_draft(scan, [line for run in scan.runs for line in _recorded(run)])
-    talk: tuple[str, ...] = ()
-    if out is not None:
-        out.write_text(draft, encoding="utf-8")
-        talk = (f"draft: {out}",)
-    data = {
-        "directory": str(place),
-        "recorded": [str(run) for run in scan.runs],
-        "launches": [_launch_json(one) for one in scan.launches],
-        "timeline": [{"time": one.time, "log": one.log, "line": one.line, "text": one.text} for one in scan.events],
-        "files": [{"path": one.path, "bytes": one.size_bytes, "changed": one.changed} for one in scan.files],
-        "not_read": scan.left_out,
-    }
-    return CommandResult(text=draft, data=data, talk=talk)
-
-
-def _launch_json(one: LaunchTrace) -> dict[str, Any]:
-    return {
-        "log": one.log,
-        "lines": [one.first_line, one.last_line],
-        "steps": [one.first_step, one.last_step],
-        "started": one.started,
-        "ended": one.ended,
-        "last_finite_loss": one.loss,
-        "first_lr": one.lr,
-        "not_finite_at": one.not_finite_at,
-    }
-
-
-def _recorded(run: Path) -> Iterator[str]:
-    """One line for each launch that the journal of a run tells of, and the command that tells the rest."""
-    where = f"--logs {shlex.quote(str(run.parent))} --run {shlex.quote(run.name)}"
-    try:
-        story = read_story(RunPaths(run))
-    except (ChronicleError, OSError) as problem:
-        yield f"- run `{run.name}`: its journal cannot be read ({problem})"
-        return
-    yield f"- run `{run.name}`: {len(story.launches)} launches; `chronicle log {where}`"
-    for launch in story.launches:
-        began = launch.started[:19].replace("T", " ") or "time unknown"
-        end = "no end recorded" if launch.exit_code is None else f"ended with code {launch.exit_code}"
-        cause = f": {launch.cause}" if launch.cause else ""
-        yield f"  - launch {launch.number}: from {began}; {'running' if launch.alive else end + cause}"
+def _where(one: Judgement) -> str:
+    more = ", …" if len(one.evidence) > 3 else ""
+    return f"  [{', '.join(one.evidence[:3])}{more}]" if one.evidence else ""

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import typer
 
-from chronicle.cli.options import AT_CHECKPOINTS, AtCheckpoints, CommandResult, LogsOption, path_text, spread
+from chronicle.cli.options import AT_CHECKPOINTS, AtCheckpoints, CommandResult, LogsOption, all_runs, path_text, spread
 from chronicle.errors import UsageProblem
 from chronicle.settings import settings_file
 from chronicle.story.plain import plain
@@ -51,9 +51,9 @@ def use(named: str, logs: LogsOption = None) -> CommandResult:
     Options:
       RUN: The name of the run.
     """
-    from chronicle.cli.runs import named_run
+    from chronicle.runs import open as open_run
 
-    named_run(named, logs)
+    open_run(named, logs=all_runs(logs))
     file = settings_file(Path.cwd()) or Path.cwd() / "chronicle.toml"
     text = file.read_text(encoding="utf-8") if file.exists() else ""
     line = f"run = {json.dumps(named, ensure_ascii=False)}\n"

@@ -104,17 +104,16 @@ def verify_shards(location: str, json: JsonOption = False) -> CommandResult:
 
     root = Path(location)
     indexes = [root] if root.suffix == SUFFIX else sorted(root.glob(f"*{SUFFIX}")) if root.is_dir() else []
-    if indexes:
-        read = {str(path): list(verify_index(read_source_index(path))) for path in indexes}
-        lines = [line for path, problems in read.items() for line in (problems or [f"{path}: all shards as indexed"])]
-        code = ExitCode.FINDINGS if any(read.values()) else ExitCode.DONE
-        return CommandResult(text="\n".join(lines), data={"sources": read}, exit_code=code)
     many = "://" not in location and not (root / MANIFEST).is_file()
     sources = sorted(str(path.parent) for path in root.glob(f"*/{MANIFEST}")) if many else [location]
-    if not sources:
+    well = "all shards as indexed" if indexes else "as its manifest says"
+    if indexes:
+        found = {str(path): list(verify_index(read_source_index(path))) for path in indexes}
+    else:
+        found = {source: list(verify_source(source)) for source in sources}
+    if not found:
         raise DataError(f"`{location}` holds no built source: {MANIFEST} is missing", "build it with `chronicle data build`")
-    found = {source: list(verify_source(source)) for source in sources}
-    lines = [line for source, problems in found.items() for line in (problems or [f"{source}: as its manifest says"])]
+    lines = [line for source, problems in found.items() for line in problems or [f"{source}: {well}"]]
     code = ExitCode.FINDINGS if any(found.values()) else ExitCode.DONE
     return CommandResult(text="\n".join(lines), data={"sources": found}, exit_code=code)
 
@@ -142,7 +141,7 @@ def usage(at: InRun = IN_RUN) -> CommandResult:
     lines = [line.text() for line in restarts] or ["no restart"]
     lines += [f"{use.name}: {use.drawn:,} windows read of {use.num_samples:,} ({use.epochs:.2f} epochs), "
               f"{use.repeats:,} repeats, {use.unseen_fraction:.1%} unseen" for use in sources]
-    data = {"plan_hash": plan.plan_hash, "restarts": [line.to_json() for line in restarts], "sources": [
-        {"name": use.name, "num_samples": use.num_samples, "drawn": use.drawn, "repeats": use.repeats,
-         "epochs": use.epochs, "unseen_fraction": use.unseen_fraction} for use in sources]}
+    names = ("name", "num_samples", "drawn", "repeats", "epochs", "unseen_fraction")
+    used = [{name: getattr(use, name) for name in names} for use in sources]
+    data = {"plan_hash": plan.plan_hash, "restarts": [line.to_json() for line in restarts], "sources": used}
     return CommandResult(text="\n".join(lines), data=data)

@@ -10,8 +10,7 @@ from typing import Any
 from chronicle.audit.hardware import HardwareEvent, find_step, guess_year, parse_kernel_log, parse_nvidia_smi
 from chronicle.cli.options import IN_RUN, CommandResult, InRun
 from chronicle.errors import UsageProblem
-from chronicle.journal import JournalWriter, read_journal
-from chronicle.journal.entries import Entry
+from chronicle.journal import Entry, JournalWriter, read_journal
 from chronicle.journal.events import Hardware, LaunchStart, events_of
 from chronicle.launch.admission import EXCLUDE, READMIT, find_ever_excluded, find_excluded
 from chronicle.launch.provenance import host_name
@@ -46,14 +45,24 @@ def hardware(
       --excluded: List the excluded nodes in the form of SLURM's --exclude.
       --reason TEXT: Why, for the journal.
     """
-    if sum([bool(files), exclude is not None, readmit is not None, excluded]) > 1:
+    asked = [name for name, given in (("files", files), ("--exclude", exclude), ("--readmit", readmit)) if given]
+    if len(asked) + excluded > 1:
         raise UsageProblem("files, --exclude, --readmit and --excluded: one of them at a time")
-    if exclude is not None or readmit is not None or excluded:
-        return exclude_node(exclude or readmit, reason, readmit is not None, at)
+    if exclude is not None or readmit is not None:
+        return exclude_node(exclude or readmit or "", reason, readmit=readmit is not None, at=at)
     paths = at.settings().paths
+    entries = read_journal(paths).entries
+    if excluded:
+        hosts = find_excluded(entries)
+        return CommandResult(text=",".join(hosts), data={"excluded": hosts})
     used_year = year or guess_year(paths, datetime.now(UTC))
-    events = _read_files(files, used_year) if files else _read_machine(used_year)
-    known = {found.key for _, found in events_of(read_journal(paths).entries, Hardware)}
+    texts: list[tuple[str, str | None]] = [(_read(path), None) for path in files or ()]
+    if not files:  # the kernel log and `nvidia-smi -q` of this machine
+        texts = [(_printed(*words), host_name()) for words in (("dmesg", "--time-format", "iso"), ("nvidia-smi", "-q"))]
+    events = []
+    for text, host in texts:
+        events += parse_kernel_log(text.splitlines(), year=used_year, host=host) + parse_nvidia_smi(text, host=host)
+    known = {found.key for _, found in events_of(entries, Hardware)}
     fresh = list({event.key: event for event in events if event.key[:600] not in known}.values())
     lines, written = [], []
     if fresh:
@@ -69,33 +78,18 @@ def hardware(
 
 def _record(paths: RunPaths, writer: JournalWriter, event: HardwareEvent) -> tuple[str, dict[str, Any]]:
     place = None if event.time is None else find_step(paths, event.time)
-    launch, step = place if place is not None else (None, None)
+    launch, step = place or (None, None)
     entry = writer.write(Hardware.from_json(event.to_json()), step=step, launch=launch, title=event.title)
     where = "outside all launches" if place is None else f"launch {launch}, step {step}"
     hint = f"\n      hint: chronicle hardware --exclude {event.host}" if event.serious and event.host else ""
     return f"{entry.id}  {event.title} · {where}{hint}", {"id": entry.id, "step": step, "launch": launch, **event.to_json()}
 
 
-def _read_files(files: list[Path], year: int) -> list[HardwareEvent]:
-    events = []
-    for path in files:
-        try:
-            text = sys.stdin.read() if str(path) == "-" else path.read_text(encoding="utf-8", errors="replace")
-        except OSError as error:
-            raise UsageProblem(f"cannot read `{path}`: {error.strerror or error}") from error
-        events += _parse(text, year)
-    return events
-
-
-def _parse(text: str, year: int) -> list[HardwareEvent]:
-    return parse_kernel_log(text.splitlines(), year=year) + parse_nvidia_smi(text)
-
-
-def _read_machine(year: int) -> list[HardwareEvent]:
-    """Events from the kernel log and `nvidia-smi -q` of this machine, if they can be read."""
-    kernel, driver = _printed("dmesg", "--time-format", "iso"), _printed("nvidia-smi", "-q")
-    events = parse_kernel_log(kernel.splitlines(), year=year, host=host_name())
-    return events + parse_nvidia_smi(driver, host=host_name())
+def _read(path: Path) -> str:
+    try:
+        return sys.stdin.read() if str(path) == "-" else path.read_text(encoding="utf-8", errors="replace")
+    except OSError as error:
+        raise UsageProblem(f"cannot read `{path}`: {error.strerror or error}") from error
 
 
 def _printed(*command: str) -> str:
@@ -106,26 +100,10 @@ def _printed(*command: str) -> str:
         return ""
 
 
-# --- chronicle hardware --exclude
-
-
-def exclude_node(host: str | None = None, reason: str = "", readmit: bool = False, at: InRun = IN_RUN) -> CommandResult:
-    """Exclude a node from later launches, or readmit it.
-
-    Without a node, the excluded nodes are printed in the form of SLURM's --exclude.
-
-    Example: chronicle hardware --exclude ip-26-0-147-135 --reason "Xid 64"
-
-    Options:
-      HOST: The node. Without it, the excluded nodes are listed.
-      --reason: Reason.
-      --readmit: Use the node again.
-    """
+def exclude_node(host: str, reason: str, *, readmit: bool, at: InRun) -> CommandResult:
+    """Exclude a node from later launches, or readmit it; a job that waits in SLURM's queue is told."""
     paths = at.settings().paths
-    excluded = find_excluded(read_journal(paths).entries)
-    if host is None:
-        return CommandResult(text=",".join(excluded), data={"excluded": excluded})
-    if readmit and host not in excluded:
+    if readmit and host not in find_excluded(read_journal(paths).entries):
         raise UsageProblem(f"`{host}` is not excluded", "`chronicle hardware --excluded` lists the excluded nodes")
     data: dict[str, Any] = {"action": READMIT if readmit else EXCLUDE, "host": host, "reason": reason}
     words = f"{'readmitted' if readmit else 'excluded'} {host}" + (f": {reason}" if reason else "")

@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -35,23 +36,14 @@ def import_(
       --as FORMAT: wandb, trackio, mlflow, tensorboard, table, log, entries, chronicle or events.
       --uri: MLflow tracking server for --as mlflow.
     """
-    logs_dir = settings_from(at.run or "any", at.logs).logs_dir  # which run it is may stand in the source
-
-    def only_run() -> RunPaths:
-        return at.settings().paths
-
-    lines: list[str] = []
-    records: list[dict[str, Any]] = []
-    written: dict[str, RunPaths] = {}
+    # which run it is may stand in the source
+    going = _Importing(lambda: at.settings().paths, settings_from(at.run or "any", at.logs).logs_dir, at.run)
     for source in sources:
-        text, found, places = _import(only_run, logs_dir, source, format_name, uri, prefix=at.run)
-        lines += text
-        records += found
-        written |= {place.run: place for place in places}
-    first, *others = written
-    events: list[dict[str, Any]] = []
-    fresh = {record.get("run", first) for record in records if record["entry"] is not None}
-    for place in written.values():
+        going.take(source, format_name, uri)
+    first, *others = going.written
+    fresh = {record.get("run", first) for record in going.records if record["entry"] is not None}
+    lines, events = going.lines, []
+    for place in going.written.values():
         told, of_run = _scan_imported(place, is_fresh=place.run in fresh)
         lines += [f"{place.run}: {line}" for line in told] if others else told
         events += [{"run": place.run, **event} for event in of_run] if others else of_run
@@ -59,62 +51,78 @@ def import_(
         lines.append("show them with `chronicle runs`, one with `chronicle report --run NAME`")
     else:
         lines.append(f"show it with `chronicle log --graph --run {first}` or `chronicle report --run {first}`")
-    return CommandResult(text="\n".join(lines), data={"run": first, "imports": records, "events": events})
+    return CommandResult(text="\n".join(lines), data={"run": first, "imports": going.records, "events": events})
 
 
-def _import(
-    only_run: Callable[[], RunPaths],
-    logs: Path,
-    source: str,
-    format_name: str | None,
-    uri: str | None,
-    *,
-    prefix: str | None,
-) -> tuple[list[str], list[dict[str, Any]], list[RunPaths]]:
-    """Import one source; returns what is told of it, its records and the runs that were written to."""
-    from chronicle.integrations.importing import read_source, write_import
-    from chronicle.integrations.trackers import TRACKERS, read_tracked
-    from chronicle.metrics.readers import UnknownLog
+@dataclass(slots=True)
+class _Importing:
+    """What was imported so far: told, recorded, and the runs that were written to."""
 
-    path = Path(source)
-    if format_name == "mlflow" and (uri is not None or not Path(source.partition("#")[0]).exists()):
-        return _from_server(only_run, source, uri)
-    tracked = None
-    if Path(source.partition("#")[0]).exists() and (format_name is None or format_name in TRACKERS):
-        tracked = read_tracked(path, format_name)
-    if tracked:
-        return _import_tracked(only_run, logs, path, tracked, prefix)
-    try:
-        found = read_source(path, format_name)
-    except UnknownLog as problem:
-        way_out = "`chronicle spikes FILE` reads logs of any names that you give it"
-        raise UsageProblem(problem.message, way_out) from None
-    paths = only_run()
-    done = write_import(paths, found, path if path.exists() else source)
-    text, record = _told(source, found.format, done)
-    return [text], [record], [paths]
+    only_run: Callable[[], RunPaths]
+    logs: Path
+    prefix: str | None
+    lines: list[str] = field(default_factory=list)
+    records: list[dict[str, Any]] = field(default_factory=list)
+    written: dict[str, RunPaths] = field(default_factory=dict)
 
+    def take(self, source: str, format_name: str | None, uri: str | None) -> None:
+        """Import one source."""
+        from chronicle.integrations.importing import read_source, write_import
+        from chronicle.integrations.trackers import TRACKERS, read_tracked
+        from chronicle.metrics.readers import UnknownLog
 
-def _import_tracked(
-    only_run: Callable[[], RunPaths], logs: Path, source: Path, tracked: "list[Tracked]", prefix: str | None
-) -> tuple[list[str], list[dict[str, Any]], list[RunPaths]]:
-    from chronicle.integrations.importing import write_import
+        path = Path(source)
+        exists = Path(source.partition("#")[0]).exists()
+        if format_name == "mlflow" and (uri is not None or not exists):
+            if uri is None:
+                raise UsageProblem("--as mlflow: expected the tracking store too", "name it with --uri sqlite:///mlflow.db")
+            from chronicle.integrations.mlflow import read_mlflow  # brings the report
 
-    store = source if source.exists() else Path(str(source).partition("#")[0])
-    alone = len(tracked) == 1 and (prefix is not None or not tracked[0].is_named)
-    places = [only_run()] if alone else _places(logs, tracked, store, prefix)
-    lines: list[str] = []
-    records: list[dict[str, Any]] = []
-    for one, place in zip(tracked, places, strict=True):
-        done = write_import(place, one.found, store, one.identity)
-        text, record = _told(str(source) if alone else f"{source} → run {place.run}", one.found.format, done)
-        told = [part for part in (one.doubt, one.left_out and f"not imported: {one.left_out}") if part]
-        lines += [text, *(f"  {part}" for part in told)] if len(lines) < 4 * SHOWN_RUNS else []
-        records.append({**record, "run": place.run, "identity": one.identity, "name": one.name, "said": told})
-    if len(tracked) > 1:
-        total = sum(int(record["points"]) for record in records)
-        lines.insert(0, f"{source}: {len(tracked)} runs, {total} points ({tracked[0].found.format})")
-    return lines, records, places
+            paths = self.only_run()
+            self.tell(source, paths, "mlflow", write_import(paths, read_mlflow(uri, source), source))
+            return
+        tracked = read_tracked(path, format_name) if exists and (format_name is None or format_name in TRACKERS) else None
+        if tracked:
+            self.take_tracked(path, tracked)
+            return
+        try:
+            found = read_source(path, format_name)
+        except UnknownLog as problem:
+            way_out = "`chronicle watch --once FILE` reads logs of any names that you give it"
+            raise UsageProblem(problem.message, way_out) from None
+        paths = self.only_run()
+        self.tell(source, paths, found.format, write_import(paths, found, path if path.exists() else source))
+
+    def take_tracked(self, source: Path, tracked: "list[Tracked]") -> None:
+        """Import the runs of a tracker's store."""
+        from chronicle.integrations.importing import write_import
+
+        store = source if source.exists() else Path(str(source).partition("#")[0])
+        alone = len(tracked) == 1 and (self.prefix is not None or not tracked[0].is_named)
+        places = [self.only_run()] if alone else _places(self.logs, tracked, store, self.prefix)
+        before, at = len(self.records), len(self.lines)
+        for one, place in zip(tracked, places, strict=True):
+            said = [part for part in (one.doubt, one.left_out and f"not imported: {one.left_out}") if part]
+            done = write_import(place, one.found, store, one.identity)
+            self.tell(str(source) if alone else f"{source} → run {place.run}", place, one.found.format, done, said)
+            self.records[-1] |= {"run": place.run, "identity": one.identity, "name": one.name, "said": said}
+        if len(tracked) > 1:
+            total = sum(int(record["points"]) for record in self.records[before:])
+            self.lines.insert(at, f"{source}: {len(tracked)} runs, {total} points ({tracked[0].found.format})")
+
+    def tell(self, source: str, place: RunPaths, name: str, done: "Imported", said: Sequence[str] = ()) -> None:
+        """Record what came of one run; the first runs of a store are told."""
+        self.written[place.run] = place
+        counts = {"entries": done.entries, "launches": done.launches, "points": done.points}
+        self.records.append({"source": source, "format": name, "entry": done.entry_id, **counts})
+        if done.has_changed:
+            text = "imported before, and it has other points now: nothing changed; import it anew as another run (--run NAME)"
+        elif done.entry_id is None:
+            text = "imported before, nothing changed"
+        else:
+            text = f"{done.entries} entries, {done.launches} launches, {done.points} points ({name})"
+        if len(self.records) <= SHOWN_RUNS:
+            self.lines += [f"{source}: {text}", *(f"  {part}" for part in said)]
 
 
 def _places(logs: Path, tracked: "list[Tracked]", store: Path, prefix: str | None) -> list[RunPaths]:
@@ -158,19 +166,6 @@ def _run_name(name: str, prefix: str | None) -> str:
     return plain[:100] or "run"
 
 
-def _from_server(
-    only_run: Callable[[], RunPaths], run_id: str, uri: str | None
-) -> tuple[list[str], list[dict[str, Any]], list[RunPaths]]:
-    from chronicle.integrations.importing import write_import
-    from chronicle.integrations.mlflow import read_mlflow
-
-    if uri is None:
-        raise UsageProblem("--as mlflow: expected the tracking store too", "name it with --uri sqlite:///mlflow.db")
-    paths = only_run()
-    text, record = _told(run_id, "mlflow", write_import(paths, read_mlflow(uri, run_id), run_id))
-    return [text], [record], [paths]
-
-
 def _scan_imported(paths: RunPaths, *, is_fresh: bool) -> tuple[list[str], list[dict[str, Any]]]:
     """Scan what the run holds now; an import without a curve, or without a loss, has nothing to scan.
 
@@ -190,9 +185,9 @@ def _scan_imported(paths: RunPaths, *, is_fresh: bool) -> tuple[list[str], list[
     quiet = len(scan.events) - len(loud)
     if is_fresh:
         _mark(paths, scan.events)
-    many = "" if len(scan.events) == 1 else "s"
-    lines = [f"scanned: {len(scan.events)} event{many}" + (f", {quiet} of them notices (`chronicle spikes`)" if quiet else "")]
-    return [*lines, *(f"  {describe_event(event)}" for event in loud)], [event.to_json() for event in scan.events]
+    told = f"scanned: {len(scan.events)} event{'s' * (len(scan.events) != 1)}"
+    told += f", {quiet} of them notices (`chronicle watch --once`)" if quiet else ""
+    return [told, *(f"  {describe_event(event)}" for event in loud)], [event.to_json() for event in scan.events]
 
 
 def _mark(paths: RunPaths, events: "Sequence[Event]") -> None:
@@ -208,16 +203,3 @@ def _mark(paths: RunPaths, events: "Sequence[Event]") -> None:
         with JournalWriter(paths) as writer:
             for step, event in fresh:
                 IncidentLog(writer, lineage.owner(step)).record(event)
-
-
-def _told(source: str, name: str, done: "Imported") -> tuple[str, dict[str, Any]]:
-    record: dict[str, Any] = {"source": source, "format": name, "entry": done.entry_id}
-    record |= {"entries": done.entries, "launches": done.launches, "points": done.points}
-    if done.has_changed:
-        text = (
-            "imported before, and it has other points now: nothing changed; import it anew as another run (--run NAME)"
-        )
-        return f"{source}: {text}", record
-    if done.entry_id is None:
-        return f"{source}: imported before, nothing changed", record
-    return f"{source}: {done.entries} entries, {done.launches} launches, {done.points} points ({name})", record

@@ -2,9 +2,8 @@
 
 import json as json_module
 import os
-from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from chronicle.checkpoints import known_states
 from chronicle.cli.options import AT_CHECKPOINTS, AtCheckpoints, CommandResult, path_text, settings_from
@@ -29,7 +28,7 @@ from chronicle.story import read_story
 from rollback.disk.durable import REAL_DISK, Attributes
 
 if TYPE_CHECKING:
-    from rollback.checkpoint.layout import Checkpoint
+    pass
 
 
 def init(
@@ -78,7 +77,7 @@ def init(
         lines.append(f"journal of run `{settings.run}`: {paths.journal_dir}")
     config = Path.cwd() / "chronicle.toml"
     if not config.exists():
-        config.write_text(_config(settings.run, settings.logs_dir, settings.checkpoints_dir), encoding="utf-8")
+        config.write_text(_config(settings), encoding="utf-8")
         lines.append(f"settings: {config}")
     acts_on = load_settings(Path.cwd(), os.environ).run
     if acts_on != settings.run:
@@ -171,47 +170,30 @@ def _parent_at(source: Path, settings: Settings) -> Parent:
     from rollback.checkpoint.listing import open_checkpoint, read_identity
 
     checkpoint = open_checkpoint(Path(os.path.abspath(source)))
+    logs_dirs = list(dict.fromkeys((settings.logs_dir, *(folder / "logs" for folder in checkpoint.path.parents))))
     identity = read_identity(checkpoint)
-    logs_dirs = (settings.logs_dir, *(folder / "logs" for folder in checkpoint.path.parents))
-    identity = identity or _identity_in_journals(checkpoint, logs_dirs)
-    if not identity:
-        return Parent(run_id="", run="", step=checkpoint.step, path=str(checkpoint.path))
+    journals = (one for logs in logs_dirs for one in sorted(logs.glob("*/journal")))
+    while not identity and (journal_dir := next(journals, None)) is not None:  # the run that saved it knows it
+        identity = known_states(read_journal(RunPaths(journal_dir.parent)).entries).identity_in(checkpoint)
     run_id = str(identity.get("run_id") or "")
     return Parent(
         run_id=run_id,
         run=str(identity.get("run") or ""),
         step=checkpoint.step,
         launch=identity.get("launch"),
-        path=find_run(run_id, logs_dirs),
+        path=find_run(run_id, logs_dirs) if identity else str(checkpoint.path),
     )
 
 
-def _identity_in_journals(checkpoint: "Checkpoint", logs_dirs: Iterable[Path]) -> Mapping[str, Any]:
-    """The identity of a checkpoint that carries none, as the journal of the run that saved it knows it."""
-    for logs in dict.fromkeys(logs_dirs):
-        for journal_dir in sorted(logs.glob("*/journal")) if logs.is_dir() else ():
-            found = known_states(read_journal(RunPaths(journal_dir.parent)).entries).identity_in(checkpoint)
-            if found:
-                return found
-    return {}
-
-
-def _config(run: str, logs_dir: Path, checkpoints_dir: Path | None) -> str:
-    lines = [f"run = {_quoted(run)}", f"logs = {_quoted(_relative(logs_dir))}"]
-    known = checkpoints_dir is not None
-    lines.append(f"checkpoints = {_quoted(_relative(checkpoints_dir))}" if known else '# checkpoints = "checkpoints"')
+def _config(settings: Settings) -> str:
+    values = {"run": settings.run, "logs": settings.logs_dir, "checkpoints": settings.checkpoints_dir}
+    lines = []
+    for name, value in values.items():
+        if isinstance(value, Path) and value.is_relative_to(Path.cwd()):
+            value = value.relative_to(Path.cwd())
+        # a TOML basic string; JSON escapes the same characters in the same way
+        text = json_module.dumps(str(value), ensure_ascii=False)
+        lines.append(f"{name} = {text}" if value else '# checkpoints = "checkpoints"')
     return "\n".join(lines) + "\n"
 
 
-def _quoted(text: str) -> str:
-    """A TOML basic string; JSON escapes the same characters in the same way."""
-    return json_module.dumps(text, ensure_ascii=False)
-
-
-def _relative(path: Path | None) -> str:
-    if path is None:
-        return ""
-    try:
-        return path.relative_to(Path.cwd()).as_posix()
-    except ValueError:
-        return path.as_posix()

@@ -5,17 +5,17 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from chronicle.checkpoints import name_twins
-from chronicle.cli.options import AT_CHECKPOINTS, IN_RUN, AtCheckpoints, CommandResult, InRun
+from chronicle.cli.options import AT_CHECKPOINTS, IN_RUN, AtCheckpoints, CommandResult, InRun, all_runs
 from chronicle.errors import ChronicleError
-from chronicle.paths import RunPaths
 from chronicle.story.plain import align_columns, format_size
 from rollback.checkpoint.layout import Checkpoint
 from rollback.checkpoint.listing import list_checkpoints, list_unrecognised, read_state, say_unrecognised
-from rollback.checks.inspection import GROUP_FIELDS, LR_FIELDS, Difference, compare_states, summarise
+from rollback.checks.inspection import GROUP_FIELDS, LR_FIELDS, compare_states, summarise
 from rollback.disk import remote
 from rollback.errors import UnknownFormat, one_line, visible
 
 if TYPE_CHECKING:
+    from chronicle.runs import Run
     from chronicle.story.launch_settings import Told
 
 LABEL_WIDTH = 12
@@ -25,9 +25,9 @@ MAX_LINES = 12
 def inspect(
     checkpoint: str | None = None, other: str | None = None, all_files: bool = False, at: AtCheckpoints = AT_CHECKPOINTS
 ) -> CommandResult:
-    """Show what a checkpoint holds: LRs, counters, RNG, data.
+    """Show what a checkpoint holds, or what differs between two.
 
-    With a second checkpoint, the numbers that differ between them. Without one, or of a directory of checkpoints, which
+    LRs, counters, RNG, data, topology. Without one, or of a directory of checkpoints, which
     checkpoints are there and what was not recognised. Example: chronicle inspect checkpoints/opt_step-30500
 
     Options:
@@ -73,9 +73,9 @@ def _lines(summary: Mapping[str, Any], all_files: bool) -> Iterator[str]:
     yield _headline(summary)
     yield ""
     for scheduler in _folded(summary["schedulers"]):
-        yield from _scheduler_lines(scheduler)
+        yield from _listed("scheduler", list(_scheduler_lines(scheduler)))
     for optimizer in _folded(summary["optimizers"]):
-        yield from _optimizer_lines(optimizer)
+        yield from _listed("optimizer", list(_optimizer_lines(optimizer)))
     yield from _mapping_lines("counters", _without_file(summary["counters"]))
     yield _labelled("rng", _rng(summary["rng"]))
     yield from _mapping_lines("data", summary["data"]) if summary["data"] else [_labelled("data", "no position saved")]
@@ -90,9 +90,11 @@ def _lines(summary: Mapping[str, Any], all_files: bool) -> Iterator[str]:
 
 def _account(rows: Sequence[Mapping[str, Any]]) -> Iterator[str]:
     """How far the files were read: counts and bytes of each kind, and every name of what was not."""
-    whole = [row for row in rows if not row["keys"]]
-    sizes = {kind: [row["size_bytes"] for row in whole if row["reading"] == kind] for kind in ("read as state", "no state")}
-    yield ", ".join(f"{len(held)} {kind} ({format_size(sum(held))})" for kind, held in sizes.items() if held)
+    counted = []
+    for kind in ("read as state", "no state"):
+        sizes = [row["size_bytes"] for row in rows if not row["keys"] and row["reading"] == kind]
+        counted += [f"{len(sizes)} {kind} ({format_size(sum(sizes))})"] if sizes else []
+    yield ", ".join(counted)
     for row in rows:
         if row["reading"] == "not read":
             place = ":".join([row["path"], ".".join(row["keys"])]).rstrip(":")
@@ -128,28 +130,24 @@ def _folded(states: Sequence[Mapping[str, Any]]) -> Iterator[Mapping[str, Any]]:
 
 def _scheduler_lines(scheduler: Mapping[str, Any]) -> Iterator[str]:
     owner = scheduler["owner"] if scheduler["authoritative"] else f"{scheduler['owner']}, overridden"
-    yield _labelled("scheduler", f"{_file(scheduler)}  {scheduler['class'] or 'class unknown'} · {owner}")
+    yield f"{_file(scheduler)}  {scheduler['class'] or 'class unknown'} · {owner}"
     state = scheduler["state"]
     count = f"   _step_count {state['_step_count']}" if "_step_count" in state else ""
-    yield _labelled("", f"last_epoch {scheduler['last_epoch']}{count}")
-    for field in LR_FIELDS:
-        if field in state:
-            yield _labelled("", f"{field:<10} {_values(state[field])}")
+    yield f"last_epoch {scheduler['last_epoch']}{count}"
+    yield from (f"{field:<10} {_values(state[field])}" for field in LR_FIELDS if field in state)
 
 
 def _optimizer_lines(optimizer: Mapping[str, Any]) -> Iterator[str]:
     first, last = optimizer["steps"] or (None, None)
     count = "no counters" if first is None else f"step {first}" if first == last else f"steps {first}–{last}"
     moments = f" · {', '.join(optimizer['moments'])}" if optimizer["moments"] else ""
-    yield _labelled("optimizer", f"{_file(optimizer)}  {count} · {optimizer['num_states']} states{moments}")
+    yield f"{_file(optimizer)}  {count} · {optimizer['num_states']} states{moments}"
     groups = optimizer["groups"]
     columns = [field for field in GROUP_FIELDS if any(group.get(field) is not None for group in groups)]
-    rows = [["group", *columns]]
-    for number, group in enumerate(groups[:16]):
-        rows.append([str(number), *(_values(group.get(column)) for column in columns)])
-    yield from (_labelled("", line) for line in align_columns(rows))
+    rows = [[str(number), *(_values(group.get(column)) for column in columns)] for number, group in enumerate(groups[:16])]
+    yield from align_columns([["group", *columns], *rows])
     if len(groups) > 16:
-        yield _labelled("", f"… {len(groups)} groups")
+        yield f"… {len(groups)} groups"
 
 
 def _file(state: Mapping[str, Any]) -> str:
@@ -170,11 +168,9 @@ def _rng(rng: Mapping[str, Any]) -> str:
 
 
 def _mapping_lines(label: str, values: Mapping[str, Any]) -> Iterator[str]:
-    shown = list(values.items())[:MAX_LINES]
-    width = min(64, max((len(key) for key, _ in shown), default=0))
-    yield from _listed(label, [f"{key:<{width}}  {_values(value)}" for key, value in shown])
-    if len(values) > MAX_LINES:
-        yield _labelled("", f"… and {len(values) - MAX_LINES} more (--json)")
+    lines = align_columns([(key, _values(value)) for key, value in values.items()][:MAX_LINES])
+    lines += [f"… and {len(values) - MAX_LINES} more (--json)"] if len(values) > MAX_LINES else []
+    yield from _listed(label, lines)
 
 
 def _without_file(counters: Mapping[str, Any]) -> dict[str, Any]:
@@ -210,13 +206,17 @@ def _values(value: Any) -> str:
 
 def _compared(one: Checkpoint, other: Checkpoint) -> CommandResult:
     """The numbers that differ between two checkpoints."""
-    states = [read_state(checkpoint, allow_strays=True) for checkpoint in (one, other)]
-    differences = compare_states(*states)
-    return CommandResult(
-        text=visible(_text(differences, [one.path.name, other.path.name])),
-        data={"a": str(one.path), "b": str(other.path), "differences": [difference.to_json() for difference in differences]},
-        talk=name_twins(one, other),
-    )
+    differences = compare_states(*(read_state(checkpoint, allow_strays=True) for checkpoint in (one, other)))
+    names = (one.path.name, other.path.name)
+    rows = [("", *names), *((found.name, _short(found.before), _short(found.after)) for found in differences)]
+    text = "\n".join(align_columns(rows)) if differences else f"{names[0]} and {names[1]} hold the same numbers"
+    data = {"a": str(one.path), "b": str(other.path), "differences": [found.to_json() for found in differences]}
+    return CommandResult(text=visible(text), data=data, talk=name_twins(one, other))
+
+
+def _short(value: object) -> str:
+    text = str(value) if isinstance(value, list) else _values(value)
+    return text if len(text) <= 60 else text[:57] + "…"
 
 
 def settings(
@@ -248,31 +248,18 @@ def settings(
     earlier = [one.number for one in run.launches if one.number < told.launch]
     if not earlier:
         raise ChronicleError(f"launch {told.launch} is the first of run `{run.name}`: nothing to compare it with")
-    return _diff_launches(_launch_of(run.paths, earlier[-1]), told)
+    return _diff_launches(told._replace(launch=earlier[-1]), told)
 
 
-def _launch_named(named: str | None, at: InRun) -> tuple[Any, "Told"]:
-    """(run, launch) of `RUN`, `RUN@N`, or `@N` of the run of this command."""
-    from chronicle.cli.runs import named_run
+def _launch_named(named: str | None, at: InRun) -> tuple["Run", "Told"]:
+    """(run, launch) of `RUN`, `RUN@N`, or `@N` of the run of this command; the last launch where none is named."""
+    from chronicle.runs import open_launch
+    from chronicle.story.launch_settings import Told
 
     words = named or ""
     words = at.existing().run + words if words[:1] in ("", "@") else words
-    _, run, number = named_run(words, at.logs)
-    return run, _launch_of(run.paths, number)
-
-
-def _launch_of(paths: RunPaths, number: int | None) -> "Told":
-    """A launch of a run, the last one where none is named."""
-    from chronicle.cli.runs import need_launch
-    from chronicle.runs import Run
-    from chronicle.story.launch_settings import Told
-
-    run = Run(paths)
-    if number is None and not run.launches:
-        raise ChronicleError(f"run `{paths.run}` has no launch", "name a run that was launched")
-    chosen = run.launches[-1].number if number is None else number
-    need_launch(run, chosen)
-    return Told(paths, run.entries, chosen)
+    run, number = open_launch(words, logs=None if at.logs is None else all_runs(at.logs))
+    return run, Told(run.paths, run.entries, run.launch(number))
 
 
 def _diff_launches(one: "Told", other: "Told") -> CommandResult:
@@ -294,7 +281,8 @@ def _diff_launches(one: "Told", other: "Told") -> CommandResult:
     same_run = one.paths == other.paths
     names = [str(told.launch) if same_run else f"{told.paths.run}@{told.launch}" for told in (one, other)]
     of = "launches " if same_run else ""
-    lines = [one_line(change.words) for change in changes] or [f"no recorded setting of {of}{names[0]} and {names[1]} differs"]
+    lines = [one_line(change.words) for change in changes]
+    lines = lines or [f"no recorded setting of {of}{names[0]} and {names[1]} differs"]
     lines += [f"uncommitted changes differ in {', '.join(map(one_line, files))}"] if files else []
     said = [change._asdict() for change in changes]
     data: dict[str, Any] = {"a": one.launch, "b": other.launch, "changes": said, "equal": equal, "files": files}
@@ -303,16 +291,3 @@ def _diff_launches(one: "Told", other: "Told") -> CommandResult:
     if packages is None:
         talk.append("packages: their list was not kept for both launches")
     return CommandResult(text="\n".join(lines), data=data, talk=tuple(talk))
-
-
-def _text(differences: list[Difference], names: list[str]) -> str:
-    if not differences:
-        return f"{names[0]} and {names[1]} hold the same numbers"
-    rows = [("", *names)] + [(one.name, _value(one.before), _value(one.after)) for one in differences]
-    widths = [min(60, max(map(len, column))) for column in zip(*rows, strict=True)]
-    return "\n".join("  ".join(map(str.ljust, row, widths)).rstrip() for row in rows)
-
-
-def _value(value: object) -> str:
-    text = "–" if value is None else f"{value:.10g}" if isinstance(value, float) else str(value)
-    return text if len(text) <= 60 else text[:57] + "…"

@@ -1,5 +1,6 @@
 """`chronicle log` lists or draws the journal; `chronicle show` prints one entry."""
 
+import contextlib
 import itertools
 import json as json_module
 import os
@@ -54,18 +55,20 @@ def log(
       --all: List also every checkpoint, intents and batches.
       --open: List only entries without an outcome.
     """
-    settings = at.existing()
-    paths = settings.paths
+    paths = at.existing().paths
     if graph and not at.json:
         return _graph(paths, limit)
+    entries = list(read_journal(paths).entries)
     if only_open:
-        entries = _open_entries(paths)
-    else:
-        entries = _select(read_journal(paths).entries, kind or (), every or at.json)
+        story = read_story(paths)
+        waiting = {m.entry.id for m in story.open_matters} | {x.entry.id for x in story.interventions if x.open}
+        entries = [entry for entry in entries if entry.id in waiting]
+    elif kind or not (every or at.json):
+        entries = _select(entries, kind or ())
     shown = entries if not limit else entries[-limit:]
     talk = []
     if not entries:
-        talk.append("no entries" + (f" of kind {', '.join(kind)}" if kind else "") + f" in run `{settings.run}`")
+        talk.append("no entries" + (f" of kind {', '.join(kind)}" if kind else "") + f" in run `{paths.run}`")
     elif len(entries) > len(shown):
         talk.append(f"the newest {limit} lines; `-n 0` shows all")
     chosen = shown if reverse else shown[::-1]
@@ -77,12 +80,10 @@ def log(
     return CommandResult(text="\n".join(_lines(chosen, guesses)), data=data, talk=tuple(talk))
 
 
-def _select(entries: Sequence[Entry], kinds: Sequence[str], every: bool) -> list[Entry]:
+def _select(entries: Sequence[Entry], kinds: Sequence[str]) -> list[Entry]:
     """The entries to list. Of consecutive checkpoints, only the last is listed."""
     if kinds:
         return [one for one in entries if one.kind in kinds]
-    if every:
-        return list(entries)
     chosen = [one for one in entries if one.kind not in QUIET]
     saves = [one.kind == EntryKind.CHECKPOINT for one in chosen]
     return [one for one, *pair in zip(chosen, saves, [*saves[1:], False], strict=True) if not all(pair)]
@@ -99,22 +100,14 @@ def _guesses(paths: RunPaths, entries: Sequence[Entry]) -> frozenset[int]:
     return frozenset(span.number for span in lineage.launches if lineage.is_guess(span))
 
 
-def _open_entries(paths: RunPaths) -> list[Entry]:
-    story = read_story(paths)
-    wanted = {m.entry.id for m in story.open_matters} | {x.entry.id for x in story.interventions if x.open}
-    return [entry for entry in story.entries if entry.id in wanted]
-
-
 def _graph(paths: RunPaths, limit: int) -> CommandResult:
     """The graph of launches."""
-    talk: list[str] = []
     story = read_story(paths)
     rows = list(itertools.islice(draw_graph(story, _loss_reader(paths)), limit + 1 if limit else None))
+    talk = [] if story.entries else [f"no entries in run `{paths.run}`"]
     if limit and len(rows) > limit:
-        talk.append(f"the newest {limit} lines; `-n 0` shows all")
-    if not story.entries:
-        talk.append(f"no entries in run `{paths.run}`")
-    return CommandResult(text="\n".join(_paint(rows[:limit] if limit else rows)), talk=tuple(talk))
+        talk, rows = [f"the newest {limit} lines; `-n 0` shows all"], rows[:limit]
+    return CommandResult(text="\n".join(_paint(rows)), talk=tuple(talk))
 
 
 def _lines(entries: Sequence[Entry], guesses: Set[int]) -> Iterator[str]:
@@ -239,11 +232,8 @@ def _kept_frames(paths: RunPaths, launch: int | None) -> dict[str, list[dict[str
     """File name -> frames, one file for each rank whose loss stopped being finite."""
     found: dict[str, list[dict[str, Any]]] = {}
     for path in sorted(paths.launch_dir(launch).glob("non_finite*.json")) if launch is not None else ():
-        try:
+        with contextlib.suppress(OSError, ValueError):
             rows = json_module.loads(path.read_text(encoding="utf-8"))
-        except (OSError, ValueError):
-            continue
-        if isinstance(rows, list):
             found[path.name] = [row for row in rows if isinstance(row, dict)]
     return found
 

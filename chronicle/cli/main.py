@@ -27,42 +27,41 @@ from rollback.errors import Refused, RollbackError, StoppedPartWay, StoreFailed
 # title -> verb -> (module and function, summary). `chronicle --help` prints it without importing the modules; the summary
 # is the first line of the command's own help, which a test compares.
 GROUPS: Mapping[str, Mapping[str, tuple[str, str]]] = {
+    "Every day": {
+        "run": ("chronicle.cli.run:run_launcher", "Start a training command under supervision."),
+        "status": ("chronicle.cli.status:show_status", "Show where the run is, what is open and what to do next."),
+        "log": ("chronicle.cli.log:log", "List the journal, newest entry first, or draw it as a graph."),
+        "rollback": ("chronicle.cli.rollback:rollback", "Go back to a checkpoint, and change its LR if asked."),
+        "undo": ("chronicle.cli.undo:undo_rollback", "Undo the last rollback, or what `undo --list` names."),
+        "note": ("chronicle.cli.note:note", "Write a note, or the outcome of an open entry."),
+        "compare": ("chronicle.cli.runs:show_comparison", "Compare runs: values at equal steps, settings that differ."),
+        "report": ("chronicle.cli.report:write_report", "Write the run as one HTML page, or its story as Markdown."),
+    },
     "Record": {
         "init": ("chronicle.cli.init:init", "Create the journal of a run and a `chronicle.toml`."),
-        "run": ("chronicle.cli.run:run_launcher", "Start a training command under supervision."),
-        "note": ("chronicle.cli.note:note", "Write a note into the journal."),
         "import": ("chronicle.cli.importing:import_", "Import old runs: W&B, trackio, TensorBoard, MLflow, CSV, logs."),
     },
     "Look": {
-        "status": ("chronicle.cli.status:show_status", "Show where the run is, what is open and what to do next."),
-        "log": ("chronicle.cli.log:log", "List the journal, newest entry first, or draw it as a graph."),
         "show": ("chronicle.cli.log:show", "Show one journal entry and the entries it is linked to."),
-        "spikes": ("chronicle.cli.spikes:spikes", "List spikes and divergences in training logs."),
+        "watch": ("chronicle.cli.watch:watch", "Find spikes and divergences in a run or a log, live or --once."),
         "costs": ("chronicle.cli.costs:costs", "Show goodput, lost steps and lost hours by cause."),
         "runs": ("chronicle.cli.runs:runs", "List the runs of a directory with state, step and last values."),
         "settings": ("chronicle.cli.inspect:settings", "Show the settings of a launch, or what changed in them."),
-        "compare": ("chronicle.cli.runs:show_comparison", "Compare runs: values at equal steps, settings that differ."),
-    },
-    "Go back": {
-        "rollback": ("chronicle.cli.rollback:rollback", "Go back to a checkpoint, and change its LR if asked."),
-        "undo": ("chronicle.cli.undo:undo_rollback", "Undo the last rollback, or what `undo --list` names."),
-        "recover": ("chronicle.cli.undo:recover_transaction", "Finish or revert an interrupted rollback or undo."),
     },
     "Check": {
-        "inspect": ("chronicle.cli.inspect:inspect", "Show what a checkpoint holds: LRs, counters, RNG, data."),
-        "verify": ("chronicle.cli.verify:verify_checkpoints", "Verify one checkpoint or all of them (exit 5 on findings)."),
+        "inspect": ("chronicle.cli.inspect:inspect", "Show what a checkpoint holds, or what differs between two."),
+        "verify": ("chronicle.cli.verify:verify_checkpoints", "Verify checkpoints, or find the newest (exit 5 on findings)."),
         "preflight": ("chronicle.cli.preflight:preflight", "Check a launch before it spends GPU hours."),
         "rehearse": ("chronicle.cli.rehearse:rehearse", "Prove that a script can be killed and resumed."),
         "replay": ("chronicle.cli.replay:replay_step", "Take a recorded step again, and name what differs."),
         "audit": ("chronicle.cli.audit:audit", "Check the journal, logs, attachments, manifests and claims."),
     },
     "Operate": {
-        "watch": ("chronicle.cli.watch:watch", "Follow a run or a log file and report what the detector finds."),
+        "recover": ("chronicle.cli.undo:recover_transaction", "Finish or revert an interrupted rollback or undo."),
         "ps": ("chronicle.cli.processes:ps", "List the living processes of a run, or end its orphans."),
         "prune": ("chronicle.cli.prune:prune", "Delete what rollbacks moved aside and no undo needs."),
     },
     "Tell": {
-        "report": ("chronicle.cli.report:write_report", "Write the run as one HTML page, or its story as Markdown."),
         "serve": ("chronicle.cli.report:serve", "Serve the run's page on 127.0.0.1 until Ctrl-C."),
         "export": ("chronicle.cli.exchange:export", "Export the metrics of the lineage, each step once."),
     },
@@ -75,30 +74,25 @@ ADVANCED: Mapping[str, tuple[str, str]] = {
     "hardware": ("chronicle.cli.hardware:hardware", "Record hardware events; exclude a node, or readmit it."),
     "data": ("chronicle.cli.data:app", "Build, verify and account for training data."),
     "claim": ("chronicle.cli.audit:claim", "Judge what will be published against recorded facts."),
-    "forensics": ("chronicle.cli.audit:forensics", "Reconstruct the launches of an unrecorded run from its files."),
     "mcp": ("chronicle.cli.mcp:mcp", "Serve runs to an agent over MCP: it reads, notes and proposes."),
     "mlflow": ("chronicle.cli.exchange:app", "Copy the run into MLflow."),
     "skill": ("chronicle.cli.skill:skill", "Print the skill for agents that watch runs, or install it."),
     "again": ("chronicle.cli.again:go_on_or_stop", "Ask whether a SLURM job goes on after its last launch."),
 }
-# old verb -> (module and function, what to type today). They keep working; without a function as what is typed today.
-FOLDED: Mapping[str, tuple[str, str]] = {
-    "close": ("", "note --close"),
-    "diff": ("", "inspect"),
-    "latest": ("chronicle.cli.latest:latest", "verify --newest"),
-    "manifest": ("", "verify --write"),
-    "apply": ("chronicle.cli.rollback:apply_written_plan", "rollback --plan FILE"),
-    "exclude-node": ("chronicle.cli.hardware:exclude_node", "hardware --exclude NODE"),
-    "propose": ("chronicle.cli.spikes:propose_rollback", "spikes"),
-    "render": ("", "report --markdown"),
-    "sweep": ("", "ps --sweep"),
+OLD_NAMES: Mapping[str, str] = {  # what stands for them today: they keep working
+    "apply": "rollback --plan",
+    "close": "note --close",
+    "diff": "inspect",
+    "exclude-node": "hardware --exclude",
+    "latest": "verify --newest --quick",
+    "manifest": "verify --write",
+    "propose": "watch --once",
+    "render": "report --markdown",
+    "spikes": "watch --once",
+    "sweep": "ps --sweep",
 }
 SHOWN: Mapping[str, str] = {verb: target for group in GROUPS.values() for verb, (target, _) in group.items()}
-VERBS: Mapping[str, str] = {
-    **SHOWN,
-    **{verb: target for verb, (target, _) in ADVANCED.items()},
-    **{verb: target or SHOWN[words.split()[0]] for verb, (target, words) in FOLDED.items()},
-}
+VERBS: Mapping[str, str] = {**SHOWN, **{verb: target for verb, (target, _) in ADVANCED.items()}}
 # optional package -> the extra that installs it
 EXTRAS: Mapping[str, str] = {
     "numpy": "train",
@@ -122,7 +116,7 @@ class VerbGroup(TyperGroup):
     """The group of all commands; each is imported when it is called."""
 
     def __init__(self, *arguments: Any, everything: bool = False, **named: Any) -> None:
-        """`everything`: the help shows the advanced verbs with their summaries, and what became of the old ones."""
+        """`everything`: the help shows advanced verbs with their summaries, old names, and rare options."""
         super().__init__(*arguments, **named)
         self.everything = everything
 
@@ -141,7 +135,7 @@ class VerbGroup(TyperGroup):
             with formatter.section("Advanced"):
                 formatter.write_dl([(f"{verb:<12}", summary) for verb, summary in sorted(advanced.items())])
             with formatter.section("Old names, which keep working"):
-                formatter.write_dl([(f"{verb:<12}", f"chronicle {words}") for verb, (_, words) in FOLDED.items()])
+                formatter.write_dl([(f"{verb:<12}", f"chronicle {words}") for verb, words in OLD_NAMES.items()])
             return
         with formatter.section("Advanced (`chronicle help all` says what they do)"):
             formatter.write_text(", ".join(sorted(advanced)))
@@ -160,7 +154,7 @@ class VerbGroup(TyperGroup):
             module, _, name = VERBS[cmd_name].partition(":")
             found = getattr(import_module(module), name)
             gc.enable()  # off since the start of the process (`chronicle_ml.main`)
-            app = found if isinstance(found, typer.Typer) else _single(found, cmd_name)
+            app = found if isinstance(found, typer.Typer) else self._single(found, cmd_name)
         else:
             app = _plugin(cmd_name)
         if app is None:
@@ -169,12 +163,11 @@ class VerbGroup(TyperGroup):
         command.name = cmd_name
         return command
 
-
-def _single(function: Callable[..., Any], verb: str) -> typer.Typer:
-    app = typer.Typer(add_completion=False, rich_markup_mode=None)
-    context = getattr(function, "context_settings", None)
-    app.command(name=verb, context_settings=context)(spread(function))
-    return app
+    def _single(self, function: Callable[..., Any], verb: str) -> typer.Typer:
+        app = typer.Typer(add_completion=False, rich_markup_mode=None)
+        context = getattr(function, "context_settings", None)
+        app.command(name=verb, context_settings=context)(spread(function, everything=self.everything))
+        return app
 
 
 def _plugin(verb: str) -> Any:
@@ -220,13 +213,12 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 def run(argv: Sequence[str]) -> int:
     """Run one command line and print its result; returns the exit code."""
-    everything = False
     if argv and argv[0] == "help":
-        everything = list(argv[1:2]) == ["all"]
-        argv = ["--help"] if everything else [*argv[1:2], "--help"]
-    target, words = FOLDED.get(argv[0], ("", "")) if argv else ("", "")
-    if words and not target:
-        verb, *options = words.split()
+        argv = ["--help-all"] if list(argv[1:2]) == ["all"] else [*argv[1:2], "--help"]
+    everything = "--help-all" in _own(argv)
+    argv = ["--help" if word == "--help-all" and everything else word for word in argv]
+    if argv and argv[0] in OLD_NAMES:
+        verb, *options = OLD_NAMES[argv[0]].split()
         argv = [verb, "--help"] if argv[1:2] in (["--help"], ["-h"]) else [verb, *options, *argv[1:]]
     if list(argv) in (["--version"], ["-V"]):
         from chronicle import __version__
@@ -247,7 +239,7 @@ def run(argv: Sequence[str]) -> int:
             return explain(answer)
     except BaseException as problem:  # noqa: BLE001 every error becomes one sentence and an exit code
         return explain(problem)
-    return _render(outcome, as_json=_wants_json(argv))
+    return _render(outcome, as_json="--json" in _own(argv))
 
 
 def _declare(problem: RunCopied) -> bool:
@@ -279,10 +271,9 @@ def _group(*, everything: bool = False) -> VerbGroup:
     )
 
 
-def _wants_json(argv: Sequence[str]) -> bool:
-    """Whether `--json` is among our own arguments; those after `--` belong to the launcher."""
-    own = argv[: argv.index("--")] if "--" in argv else argv
-    return "--json" in own
+def _own(argv: Sequence[str]) -> Sequence[str]:
+    """Our own arguments; those after `--` belong to the launcher."""
+    return argv[: argv.index("--")] if "--" in argv else argv
 
 
 def _render(outcome: Any, *, as_json: bool) -> int:

@@ -10,6 +10,7 @@ the run cannot be named here at all.
 Only the protocol needs the package `mcp`; the tools are functions of this module.
 """
 
+import inspect
 import json
 import math
 import shlex
@@ -17,12 +18,11 @@ import tempfile
 import time
 from bisect import bisect_left
 from collections import Counter, deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from importlib import import_module
 from pathlib import Path
-from statistics import median
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, get_type_hints
 
 from chronicle.cli.options import CommandResult, LogsOption, all_runs, spread
 from chronicle.credentials import redact, redact_command
@@ -33,6 +33,7 @@ from chronicle.journal.writer import store_bytes
 from chronicle.paths import RunPaths
 from chronicle.runs import Run, list_runs
 from chronicle.story.plain import plain_block
+from chronicle.story.series import ChannelCurve, thin
 
 MOST_LETTERS = 8000  # of one answer, about 2,500 tokens
 CUTS = ((400, 60), (160, 25), (80, 10), (40, 4))  # (letters of a text, items of a list): the first that is short enough
@@ -97,6 +98,16 @@ class Seat:
             raise UsageProblem(f"no run `{name}`: there are {found}")
         return known[name]
 
+    def say(self, verb: str, *words: Any, run: str | None = None, **options: Any) -> CommandResult:
+        """The result of a command, of a run of this seat where one is named."""
+        from chronicle.cli.main import VERBS
+
+        if run is not None:
+            options["run"] = self.run(run).run
+        module, _, name = VERBS[verb].partition(":")
+        result: CommandResult = spread(getattr(import_module(module), name))(*words, logs=self.logs, **options)
+        return result
+
     def write(self, paths: RunPaths, title: str, text: str, asked: Mapping[str, Any], **where: Any) -> Entry:
         """Write what the agent said or asked into the journal, with who asked and what was looked at before."""
         agent = {"who": self.who, "looked": dict(self.looked), **asked}
@@ -105,98 +116,75 @@ class Seat:
         with JournalWriter(paths) as writer:
             return writer.write(event, title=title, **where)
 
+    def propose(
+        self, paths: RunPaths, title: str, reason: str, asked: Mapping[str, Any], command: str, **where: Any
+    ) -> dict[str, Any]:
+        """Write a plan into the journal; what its agent is told: nothing was done, and what a person types."""
+        entry = self.write(paths, title, reason, {**asked, "command": command}, **where)
+        return {"done": "nothing: this is a plan", "written": entry.id, "for_a_person_to_type": command}
+
 
 class Tool(NamedTuple):
-    """One tool, with the names of its arguments; those that may be left out end with `?`."""
+    """One tool: a function of the seat. Its signature is the schema, its docstring what it says."""
 
-    name: str
-    says: str
-    arguments: str
     answer: Callable[..., Any]
-    reads: bool = True
+    reads: bool
 
     @property
-    def known(self) -> list[str]:
-        """The names of its arguments."""
-        return self.arguments.replace("?", "").split()
+    def name(self) -> str:
+        """The name of its function."""
+        return self.answer.__name__
 
     @property
-    def needed(self) -> list[str]:
-        """Those that may not be left out."""
-        return [name for name in self.arguments.split() if not name.endswith("?")]
+    def says(self) -> str:
+        """What it answers."""
+        return self.answer.__doc__ or ""
 
     def schema(self) -> dict[str, Any]:
-        """The arguments as JSON Schema; others are refused."""
-        properties: dict[str, Any] = {}
-        for name in self.known:
-            kind, what = WORDS[name]
-            item: dict[str, Any] = {"type": "array", "items": {"type": "string"}} if kind == "texts" else {"type": kind}
-            properties[name] = item | {"description": what}
-        return {"type": "object", "properties": properties, "required": self.needed, "additionalProperties": False}
+        """The arguments as JSON Schema, from the signature; others are refused."""
+        hints = get_type_hints(self.answer)
+        _, *named = inspect.signature(self.answer).parameters.values()
+        return {
+            "type": "object",
+            "properties": {one.name: JSON_TYPES[hints[one.name]] for one in named},
+            "required": [one.name for one in named if one.default is one.empty],
+            "additionalProperties": False,
+        }
 
     def check(self, given: Mapping[str, Any]) -> dict[str, Any]:
-        """The arguments of the right types; raises `UsageProblem` for another name, type or a missing one."""
+        """The arguments that are given; raises `UsageProblem` for another name or type, or a missing one."""
+        import jsonschema  # type: ignore[import-untyped]  # comes with `mcp`
+
         checked = {name: value for name, value in given.items() if value is not None}
-        if unknown := [name for name in given if name not in self.known]:
-            raise UsageProblem(f"`{self.name}` has no argument `{unknown[0]}`", "it has: " + ", ".join(self.known))
-        if missing := [name for name in self.needed if name not in checked]:
-            raise UsageProblem(f"`{self.name}` needs the argument `{missing[0]}`")
-        for name, value in checked.items():
-            if not _is(WORDS[name][0], value):
-                raise UsageProblem(f"`{self.name}`: `{name}` is not of type {WORDS[name][0]}")
+        try:
+            jsonschema.validate(checked, self.schema())
+        except jsonschema.ValidationError as problem:
+            raise UsageProblem(f"`{self.name}`: {problem.message[:200]}") from None
         return checked
-
-
-def _is(kind: str, value: Any) -> bool:
-    if kind == "texts":
-        return isinstance(value, list) and 0 < len(value) <= 16 and all(isinstance(one, str) for one in value)
-    if isinstance(value, bool) or kind == "boolean":
-        return isinstance(value, bool) and kind == "boolean"
-    if kind == "integer":
-        return isinstance(value, int) and abs(value) < 1 << 53
-    if kind == "number":
-        return isinstance(value, int | float) and math.isfinite(value)
-    return isinstance(value, str) and "\0" not in value
-
-
-def _told(seat: "Seat", verb: str, *words: Any, run: str | None = None, **options: Any) -> Any:
-    """What a command prints with `--json`, of a run of this seat where one is named."""
-    if run is not None:
-        options["run"] = seat.run(run).run
-    return _result(seat, verb, *words, **options).data
-
-
-def _result(seat: "Seat", verb: str, *words: Any, **options: Any) -> CommandResult:
-    """The result of a command, by the table that `chronicle` itself uses."""
-    from chronicle.cli.main import VERBS
-
-    module, _, name = VERBS[verb].partition(":")
-    result: CommandResult = spread(getattr(import_module(module), name))(*words, logs=seat.logs, **options)
-    return result
 
 
 # --- reading ----------------------------------------------------------------------------------------------------------------
 
 
-def _verb(verb: str) -> Callable[..., Any]:
-    """A tool that answers what a verb says of a run."""
-    return lambda seat, run: _told(seat, verb, run=run)
-
-
-def _runs(seat: Seat, where: str | None = None, sort: str = "name", limit: int = 20) -> Any:
-    listed = _result(seat, "runs", where=where, sort=sort)
+def runs(seat: Seat, where: str | None = None, sort: str = "name", limit: int = 20) -> Any:
+    """List the runs with state, step, loss, LR; `where` as `lr > 1e-3 and status != "finished"`, `sort` as `-loss`."""
+    listed = seat.say("runs", where=where, sort=sort)
     found: Any = listed.data
-    rows = [dict(row) for row in found]
-    for row in rows:
-        del row["settings"], row["values"]
+    rows = [{name: value for name, value in row.items() if name not in ("settings", "values")} for row in found]
     shown = rows[: max(1, limit)]
     return {"runs": shown, "not_listed": len(rows) - len(shown), "said": list(listed.talk)}
 
 
-def _events(
-    seat: Seat, run: str, since: str | None = None, kinds: Sequence[str] = (), open_only: bool = False, limit: int = 20
+def status(seat: Seat, run: str) -> Any:
+    """Where a run is, what is open, what to do next."""
+    return seat.say("status", run=run).data
+
+
+def events(
+    seat: Seat, run: str, since: str | None = None, kinds: list[str] | None = None, open_only: bool = False, limit: int = 20
 ) -> Any:
-    rows = _told(seat, "log", run=run, only_open=open_only, limit=0, reverse=since is not None)
+    """Journal entries: the newest, or those after the entry `since`, oldest first; of some kinds, or without an outcome."""
+    rows: Any = seat.say("log", run=run, only_open=open_only, limit=0, reverse=since is not None).data
     if since is not None:
         known = read_journal(seat.run(run)).find(since).id
         rows = rows[[row["id"] for row in rows].index(known) + 1 :]
@@ -207,43 +195,73 @@ def _events(
     return {"events": [{name: row.get(name) for name in names} for row in shown], "not_listed": len(rows) - len(shown)}
 
 
-def _curve(
+def entry(seat: Seat, run: str, id: str) -> Any:
+    """One journal entry whole, by its id or the end of it, with what refers to it."""
+    return seat.say("show", id, run=run).data
+
+
+def curve(
     seat: Seat, run: str, channel: str = "loss", around: int | None = None, points: int = 40, abandoned: bool = False
 ) -> Any:
-    curve = Run(seat.run(run)).curve(channel, abandoned=abandoned)
-    points, total = max(2, min(points, 400)), len(curve)
-    first, each = 0, max(1, math.ceil(total / points))
+    """A channel of the lineage, each step once: thinned to the highest and lowest points, or every point around a step."""
+    found = Run(seat.run(run)).curve(channel, abandoned=abandoned)
+    points = max(4, min(points, 400))
+    rows = list(range(len(found)))
     if around is not None and not abandoned:
-        at = bisect_left(curve.step, around)
-        first, each = max(0, min(at - points // 2, total - points)), 1
-    parts = [slice(at, at + each) for at in range(first, total, each)][:points]
-    finite = [[one for one in curve.value[part] if math.isfinite(one)] for part in parts]
-    told: dict[str, Any] = {
-        "channel": curve.channel,
-        "points_of_run": total,
-        "each_value_is": "one point" if each == 1 else f"the median of {each} points up to this step",
-        "step": [curve.step[part][-1] for part in parts],
-        "launch": sorted({one for part in parts for one in curve.launch[part]}),
-        "value": [median(values) if values else "not finite" for values in finite],
-        "not_finite_at": [step for step, value in zip(curve.step, curve.value, strict=True) if not math.isfinite(value)][:10],
+        first = max(0, min(bisect_left(found.step, around) - points // 2, len(found) - points))
+        rows = rows[first : first + points]
+    whole = ChannelCurve(rows, [None] * len(rows), [found.value[row] for row in rows])
+    shown = whole if len(rows) <= points else thin(whole, points // 4)
+    return {
+        "channel": found.channel,
+        "points_of_run": len(found),
+        "points_here": "every one" if len(shown.steps) == len(rows) else "the first, lowest, highest and last of each part",
+        "step": [found.step[row] for row in shown.steps],
+        "launch": sorted({found.launch[row] for row in shown.steps}),
+        "value": [value if math.isfinite(value) else "not finite" for value in shown.values],
     }
-    if each > 1:
-        told["highest"] = [max(values, default=None) for values in finite]
-    return told
 
 
-def _compare(seat: Seat, runs: list[str], channel: str = "loss") -> Any:
-    return _told(seat, "compare", [seat.run(name).run for name in runs], channel=channel)
+def compare(seat: Seat, runs: list[str], channel: str = "loss") -> Any:
+    """Runs side by side: values at equal steps, settings that differ."""
+    return seat.say("compare", [seat.run(name).run for name in runs], channel=channel).data
 
 
-def _spikes(seat: Seat, run: str) -> Any:
-    return {name: value for name, value in _told(seat, "spikes", run=run).items() if name != "spark"}
+def spikes(seat: Seat, run: str) -> Any:
+    """Divergences in a run's log, and the rollback that an open one calls for."""
+    return seat.say("watch", run=run, once=True).data
 
 
-# --- telling ----------------------------------------------------------------------------------------------------------------
+def costs(seat: Seat, run: str) -> Any:
+    """Goodput, lost steps and hours by cause."""
+    return seat.say("costs", run=run).data
 
 
-def _note(seat: Seat, run: str, text: str, step: int | None = None, launch: int | None = None) -> Any:
+def changes(seat: Seat, run: str, first: int, second: int) -> Any:
+    """Settings that two launches, by their numbers, have otherwise."""
+    return seat.say("settings", f"@{first}", f"@{second}", run=run).data
+
+
+def latest(seat: Seat, run: str) -> Any:
+    """The newest whole checkpoint."""
+    return seat.say("verify", newest=True, full=False, run=run).data
+
+
+def audit(seat: Seat, run: str) -> Any:
+    """Whether journal, logs and manifests hold together. Reads much."""
+    return seat.say("audit", run=run).data
+
+
+def processes(seat: Seat, run: str) -> Any:
+    """The living processes of a run on this host."""
+    return seat.say("ps", run=run).data
+
+
+# --- telling and proposing --------------------------------------------------------------------------------------------------
+
+
+def note(seat: Seat, run: str, text: str, step: int | None = None, launch: int | None = None) -> Any:
+    """Write a note into the journal, signed with your name. The first line is its title."""
     paths = seat.run(run)
     title, _, body = text.strip().partition("\n")
     if not title:
@@ -256,28 +274,35 @@ def _note(seat: Seat, run: str, text: str, step: int | None = None, launch: int 
     if len(seat.noted) >= NOTES_AN_HOUR:
         raise Refusal(f"{NOTES_AN_HOUR} notes in one hour: nothing was written", "say it in one note later")
     seat.noted.append(now)
-    entry = seat.write(paths, title, body.strip(), {"asked": "note"}, step=step, launch=launch)
-    return {"written": entry.id, "run": paths.run}
+    written = seat.write(paths, title, body.strip(), {"asked": "note"}, step=step, launch=launch)
+    return {"written": written.id, "run": paths.run}
 
 
-# --- proposing --------------------------------------------------------------------------------------------------------------
+def plan_rollback(
+    seat: Seat, run: str, to: int, reason: str, lr_scale: float | None = None, skip_batches: int = 0, warmup: int = 0,
+    reshuffle: bool = False,
+) -> Any:  # fmt: skip
+    """Plan a rollback to the checkpoint of step `to` for a person to confirm; `reason`: incident, onset, evidence.
 
-
-def _plan_rollback(seat: Seat, run: str, to: int, reason: str, **changes: Any) -> Any:
+    `lr_scale` is a factor of every LR, `skip_batches` and `warmup` count steps. Changes nothing in the run.
+    """
     paths = seat.run(run)
+    changes = {"lr_scale": lr_scale, "skip_batches": skip_batches, "warmup": warmup, "reshuffle": reshuffle}
     with tempfile.TemporaryDirectory(prefix="chronicle-plan-") as directory:
         file = Path(directory) / "plan.json"
-        planned = _result(seat, "rollback", to=str(to), plan_out=file, run=paths.run, **changes)
+        planned = seat.say("rollback", to=str(to), plan_out=file, run=run, **changes)
         content = file.read_bytes()
     data: Any = planned.data
     kept = store_bytes(paths, content, f"plan-{data['digest'][:DIGEST_LETTERS]}.json")
     command = f"chronicle rollback --plan {shlex.quote(str(paths.object_path(kept['sha256'])))}"
-    asked = {"asked": "rollback", "to": to, "digest": data["digest"], "plan": kept["sha256"], **changes}
+    given = {name: value for name, value in changes.items() if value}
+    asked = {"asked": "rollback", "to": to, "digest": data["digest"], "plan": kept["sha256"], **given}
     title, evidence = f"an agent proposes to go back to step {to}", {"evidence": [kept]}
-    return _propose(seat, paths, title, reason, asked, command, step=to, data=evidence) | {"plan": planned.text}
+    return seat.propose(paths, title, reason, asked, command, step=to, data=evidence) | {"plan": planned.text}
 
 
-def _plan_stop(seat: Seat, run: str, reason: str) -> Any:
+def plan_stop(seat: Seat, run: str, reason: str) -> Any:
+    """Plan to end the running launch, for a person to confirm. Changes nothing."""
     from chronicle.launch.admission import ProcessRole, find_alive, list_launches
 
     paths = seat.run(run)
@@ -290,10 +315,11 @@ def _plan_stop(seat: Seat, run: str, reason: str) -> Any:
         )
     command = f"kill -TERM {one.process.pid}  # the supervisor of launch {one.launch}; the trainer may save first"
     title, asked = f"an agent proposes to stop launch {one.launch}", {"asked": "stop", "launch": one.launch}
-    return _propose(seat, paths, title, reason, asked, command, launch=one.launch)
+    return seat.propose(paths, title, reason, asked, command, launch=one.launch)
 
 
-def _plan_relaunch(seat: Seat, run: str, reason: str) -> Any:
+def plan_relaunch(seat: Seat, run: str, reason: str) -> Any:
+    """The command that starts the run again, for a person to type. Changes nothing."""
     paths = seat.run(run)
     starts = [start for _, start in events_of(read_journal(paths).entries, LaunchStart) if start.argv]
     if not starts:
@@ -301,79 +327,26 @@ def _plan_relaunch(seat: Seat, run: str, reason: str) -> Any:
     words = shlex.join(redact_command(starts[-1].argv))
     where = f"--run {shlex.quote(run)} --logs {shlex.quote(str(seat.logs.absolute()))}"
     command = f"cd {shlex.quote(starts[-1].cwd or '.')} && chronicle run {where} -- {words}"
-    return _propose(seat, paths, "an agent proposes to start the run again", reason, {"asked": "relaunch"}, command)
-
-
-def _propose(
-    seat: Seat, paths: RunPaths, title: str, reason: str, asked: Mapping[str, Any], command: str, **where: Any
-) -> dict[str, Any]:
-    """Write a plan into the journal; what its agent is told: nothing was done, and what a person types."""
-    entry = seat.write(paths, title, reason, {**asked, "command": command}, **where)
-    return {"done": "nothing: this is a plan", "written": entry.id, "for_a_person_to_type": command}
+    return seat.propose(paths, "an agent proposes to start the run again", reason, {"asked": "relaunch"}, command)
 
 
 # --- the tools --------------------------------------------------------------------------------------------------------------
 
-WORDS = {  # of the arguments: what each is, with the type of those that are no string
-    "abandoned": ("boolean", "also what a rollback left behind"),
-    "around": ("integer", "step"),
-    "channel": ("string", "name [loss]"),
-    "first": ("integer", "number of a launch"),
-    "id": ("string", "id of the entry, or its end"),
-    "kinds": ("texts", "only these kinds"),
-    "launch": ("integer", "number of a launch"),
-    "limit": ("integer", "at most so many [20]"),
-    "lr_scale": ("number", "factor of every LR"),
-    "open_only": ("boolean", "only entries without an outcome"),
-    "points": ("integer", "at most so many [40]"),
-    "reason": ("string", "why: incident, onset, evidence"),
-    "reshuffle": ("boolean", "another order of the data"),
-    "run": ("string", "name of the run"),
-    "runs": ("texts", "names"),
-    "second": ("integer", "number of a launch"),
-    "since": ("string", "id of an entry: what was written after it, oldest first"),
-    "skip_batches": ("integer", "skip the data of N steps"),
-    "sort": ("string", "column, setting or channel; `-NAME` for the highest first"),
-    "step": ("integer", "step"),
-    "text": ("string", "first line: the title"),
-    "to": ("integer", "step of the checkpoint"),
-    "warmup": ("integer", "warm up again over N steps"),
-    "where": ("string", 'condition, as `lr > 1e-3 and status != "finished"`'),
-}
-
-
-def _changes(seat: Seat, run: str, first: int, second: int) -> Any:
-    return _told(seat, "settings", f"@{first}", f"@{second}", run=run)
-
-
-def _entry(seat: Seat, run: str, id: str) -> Any:
-    return _told(seat, "show", id, run=run)
+READING = (runs, status, events, entry, curve, compare, spikes, costs, changes, latest, audit, processes)
+TELLING = (note, plan_rollback, plan_stop, plan_relaunch)
+TEXT: dict[str, Any] = {"type": "string", "pattern": r"^[^\0]*$"}
+INTEGER: dict[str, Any] = {"type": "integer", "minimum": -(1 << 53), "maximum": 1 << 53}
+NUMBER: dict[str, Any] = {"type": "number", "minimum": -1e300, "maximum": 1e300}
+TEXTS: dict[str, Any] = {"type": "array", "items": TEXT, "minItems": 1, "maxItems": 16}
+JSON_TYPES: Mapping[Any, dict[str, Any]] = {
+    str: TEXT, str | None: TEXT, int: INTEGER, int | None: INTEGER, float | None: NUMBER, bool: {"type": "boolean"},
+    list[str]: TEXTS, list[str] | None: TEXTS,
+}  # fmt: skip
 
 
 def tools() -> tuple[Tool, ...]:
     """Every tool of the seat: reading first, then `note`, then plans."""
-    return (
-        Tool("runs", "List the runs with state, step, loss, LR.", "where? sort? limit?", _runs),
-        Tool("status", "Where a run is, what is open, what to do next.", "run", _verb("status")),
-        Tool("events", "Journal entries: the newest, or those after an entry.", "run since? kinds? open_only? limit?", _events),
-        Tool("entry", "One journal entry whole, with what refers to it.", "run id", _entry),
-        Tool("curve", "A channel of the lineage, each step once: whole (medians), or every point around a step.",
-             "run channel? around? points? abandoned?", _curve),
-        Tool("compare", "Runs side by side: values at equal steps, settings that differ.", "runs channel?", _compare),
-        Tool("spikes", "Divergences in a run's log, and the rollback that an open one calls for.", "run", _spikes),
-        Tool("costs", "Goodput, lost steps and hours by cause.", "run", _verb("costs")),
-        Tool("changes", "Settings that two launches have otherwise.", "run first second", _changes),
-        Tool("latest", "The newest whole checkpoint.", "run", _verb("latest")),
-        Tool("audit", "Whether journal, logs and manifests hold together. Reads much.", "run", _verb("audit")),
-        Tool("processes", "The living processes of a run on this host.", "run", _verb("ps")),
-        Tool("note", "Write a note into the journal, signed with your name.", "run text step? launch?", _note, reads=False),
-        Tool("plan_rollback", "Plan a rollback for a person to confirm. Changes nothing in the run.",
-             "run to reason lr_scale? skip_batches? warmup? reshuffle?", _plan_rollback, reads=False),
-        Tool("plan_stop", "Plan to end the running launch, for a person to confirm. Changes nothing.", "run reason",
-             _plan_stop, reads=False),
-        Tool("plan_relaunch", "The command that starts the run again, for a person to type. Changes nothing.", "run reason",
-             _plan_relaunch, reads=False),
-    )  # fmt: skip
+    return (*(Tool(one, True) for one in READING), *(Tool(one, False) for one in TELLING))
 
 
 # --- answers ----------------------------------------------------------------------------------------------------------------

@@ -8,7 +8,6 @@ import os
 import shlex
 import subprocess
 import sys
-from collections.abc import Sequence
 from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Any
@@ -17,7 +16,7 @@ from typer import Option
 
 from chronicle.cli.options import IN_RUN, CommandResult, InRun, need_run
 from chronicle.errors import ChronicleError, UsageProblem
-from chronicle.journal.events import Amendment, Incident, Note
+from chronicle.journal.events import Amendment, Close, EntryKind, Incident, Note, Words
 from chronicle.journal.writer import JournalWriter, store_file
 from chronicle.paths import RunPaths
 from chronicle.story.plain import plain
@@ -28,6 +27,11 @@ TEMPLATE = """
 # Run {run}.
 """
 VERDICTS = ("open", "supported", "refuted")
+ONLY_OPEN = "open"  # no id ends like this: their alphabet has no O
+NOT_CLOSABLE = (
+    *(EntryKind.CLOSE, EntryKind.AMEND, EntryKind.RUN_INIT, EntryKind.CHECKPOINT),
+    *(EntryKind.LAUNCH_START, EntryKind.LAUNCH_STEP, EntryKind.LAUNCH_END),
+)
 
 
 def _entries(incomplete: str) -> list[str]:
@@ -73,7 +77,7 @@ def note(
     outcome: CloseOutcome | None = None,
     at: InRun = IN_RUN,
 ) -> CommandResult:
-    """Write a note into the journal.
+    """Write a note, or the outcome of an open entry.
 
     Example: chronicle note "Xid 64 on ip-26-0-147-135, node drained" --step 16430 --tag hardware
 
@@ -96,8 +100,10 @@ def note(
       --outcome: What came of the entry that --close names.
     """
     if close is not None or outcome is not None:
-        others = (seen, suspect, did, expect, host, attach, tag, amend, incident, step, launch)
-        return _close(close, text, outcome, rule, at, with_more=any(one not in (None, False) for one in others))
+        others = (seen, suspect, did, expect, host, attach, tag, amend, incident or None, step, launch)
+        if any(one is not None for one in others):
+            raise UsageProblem("--close takes a text, --outcome and --rule alone", "write the rest as a note of its own")
+        return _close(close, text, outcome, rule, at)
     if amend and incident:
         raise UsageProblem("--amend and --incident are both given: expected one of them")
     settings = at.settings()
@@ -117,7 +123,8 @@ def note(
         data["hosts"] = list(host)
     if tag:
         data["tags"] = list(tag)
-    data |= _attachments(paths, attach or ())
+    if attach:
+        data["evidence"] = [store_file(paths, path) for path in attach]
     event = (Amendment if amend else Incident if incident else Note).from_json(data)
     with JournalWriter(paths) as writer:
         entry = writer.write(event, step=step, launch=launch, title=title, refs=refs)
@@ -128,19 +135,38 @@ def note(
     return CommandResult(text=f"{entry.id}  {plain(title)}", data=result, talk=tuple(talk))
 
 
-def _close(
-    entry_id: str | None, text: str | None, outcome: CloseOutcome | None, rule: str | None, at: InRun, *, with_more: bool
-) -> CommandResult:
+def _close(entry_id: str | None, text: str | None, outcome: CloseOutcome | None, rule: str | None, at: InRun) -> CommandResult:
+    """Write the outcome of an entry; `open` names the only one that is open."""
     if entry_id is None:
         raise UsageProblem("--outcome is of an entry: name it with --close ID", "`chronicle status` lists what is open")
     if outcome is None:
         words = f"chronicle note --close {entry_id} --outcome worked"
         raise UsageProblem("no outcome given: expected --outcome " + "|".join(CloseOutcome), words)
-    if with_more:
-        raise UsageProblem("--close takes a text, --outcome and --rule alone", "write the rest as a note of its own")
-    from chronicle.cli.close import close_entry
+    from chronicle.journal.events import read as read_event
+    from chronicle.journal.reader import read_journal
+    from chronicle.story import read_story
 
-    return close_entry(at.existing(), entry_id, text, outcome.value, rule)
+    settings = at.existing()
+    journal = read_journal(settings.paths)
+    story = read_story(settings.paths, journal=journal)
+    if entry_id == ONLY_OPEN:
+        ids = story.open_ids
+        if len(ids) != 1:
+            listed = f"{len(ids)} entries are open{': ' if ids else ''}{', '.join(one[-8:] for one in ids)}"
+            raise UsageProblem(f"{listed}: `open` expects one", "name it: chronicle note --close ID …")
+        entry_id = ids[0]
+    entry = journal.find(entry_id)
+    if entry.kind in NOT_CLOSABLE:
+        message = f"entry {plain(entry.id)} is a `{plain(entry.kind)}`: it has no outcome"
+        raise UsageProblem(message, "`chronicle status` lists what is open")
+    said = {"outcome": outcome.value} | {name: words for name, words in (("text", text), ("rule", rule)) if words}
+    closed = read_event(entry)
+    with JournalWriter(settings.paths) as writer:
+        title = f"{outcome.value}: {entry.title}"[:200]
+        written = writer.write(Close.from_json(said), step=story.headline.step or None, title=title, refs=(entry.id,))
+    talk = (f"expected: {plain(closed.expect)}",) if isinstance(closed, Words) and closed.expect else ()
+    result = {"id": written.id, "closes": entry.id, "outcome": outcome.value, "run": settings.run}
+    return CommandResult(text=f"{written.id}  {plain(written.title)}", data=result, talk=talk)
 
 
 def _find_entry(paths: RunPaths, wanted: str) -> str:
@@ -177,10 +203,6 @@ def _change(words: str) -> dict[str, str]:
     if not colon or not arrow or not name.strip():
         raise UsageProblem(f"--did {words}: expected `field: before -> after`")
     return {"field": name.strip(), "before": before.strip(), "after": after.strip()}
-
-
-def _attachments(paths: RunPaths, files: Sequence[Path]) -> dict[str, Any]:
-    return {"evidence": [store_file(paths, path) for path in files]} if files else {}
 
 
 def _from_editor(run: str) -> str:

@@ -114,20 +114,24 @@ class Changing(Forcing):
 
 
 IN_RUN, AT_CHECKPOINTS, FORCING, CHANGING = InRun(), AtCheckpoints(), Forcing(), Changing()  # the defaults of such a parameter
+RARE = "\nRare options:\n"
+ROW = re.compile(r"^  (\S.*?): ((?:.|\n {4,})*)", re.MULTILINE)
 ORDER = ("force", "yes", "run", "logs", "checkpoints", "json")  # in which `--help` lists these options
 
 
-def spread(function: Callable[..., Any]) -> Callable[..., Any]:
+def spread(function: Callable[..., Any], *, everything: bool = True) -> Callable[..., Any]:
     """The function of a verb as typer reads it.
 
     A parameter that is a `Given` becomes the options that it holds. The others are described in the docstring below
     `Options:`, one row each in their order: what is typed, a colon, the help. One with an annotation of typer has no row.
+    Those below `Rare options:` are in the help only where it shows everything.
     """
     hints = get_type_hints(function, include_extras=True)
     signature = inspect.signature(function)
     groups = {name: hint for name, hint in hints.items() if isinstance(hint, type) and issubclass(hint, Given)}
     told, _, table = inspect.cleandoc(function.__doc__ or "").partition("\nOptions:\n")
-    rows = re.findall(r"^  (\S.*?): ((?:.|\n {4,})*)", table, re.MULTILINE)
+    common, _, rare = table.partition(RARE)
+    rows = [(*row, False) for row in ROW.findall(common)] + [(*row, not everything) for row in ROW.findall(rare)]
     plain = [name for name in signature.parameters if name not in groups]
     plain = [name for name in plain if get_origin(hints[name]) is not Annotated]
     described = {name: _typed(name, *row) for name, row in zip(plain, rows, strict=True)}
@@ -145,13 +149,14 @@ def spread(function: Callable[..., Any]) -> Callable[..., Any]:
             given[name] = group(**{option: given.pop(option) for option in named})
         return function(*words, **given)
 
-    called.__doc__, called.__name__ = told.strip(), function.__name__
+    more = f"\n\n{len(ROW.findall(rare))} more options: --help-all" if rare and not everything else ""
+    called.__doc__, called.__name__ = told.strip() + more, function.__name__
     called.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
     called.__annotations__ = {one.name: one.annotation for one in parameters}
     return called
 
 
-def _typed(name: str, what: str, text: str) -> Any:
+def _typed(name: str, what: str, text: str, hidden: bool) -> Any:
     """An option or an argument of typer, from its row: `--to N`, `-o, --out FILE`, `[FILE]`."""
     found = " ".join(text.split())
     if not what.startswith("-"):
@@ -159,7 +164,7 @@ def _typed(name: str, what: str, text: str) -> Any:
     words = what.split(" ")
     names = [word.rstrip(",") for word in words if word.startswith("-")]
     metavar = " ".join(word for word in words if not word.startswith("-"))
-    return Option(*names, help=found, metavar=metavar or None)
+    return Option(*names, help=found, metavar=metavar or None, hidden=hidden)
 
 
 def _options_of(group: type[Given], kind: Any) -> list[inspect.Parameter]:
@@ -235,12 +240,9 @@ def need_run(settings: Settings) -> Settings:
             first = f"--logs {shlex.quote(os.path.dirname(near[0]))} --run {os.path.basename(near[0])}"
             hint = f"nearest: {', '.join(f'`{path}`' for path in near)}; name one with {first}"
         raise ChronicleError(f"no journal here: `{settings.logs_dir}` holds no run", hint)
-    known = sorted(p.parent.name for p in settings.logs_dir.glob("*/journal") if p.is_dir())
-    found = ", ".join(known[:8]) if known else "no run at all"
-    raise ChronicleError(
-        f"no run `{settings.run}` (from {settings.origin.get('run', 'default')}) in `{settings.logs_dir}`: found {found}",
-        "name another with --run NAME, or start it with `chronicle init` or `chronicle run -- …`",
-    )
+    from chronicle.runs import no_such_run
+
+    raise no_such_run(settings.paths, f" (from {settings.origin.get('run', 'default')})")
 
 
 def nearest_runs(here: Path) -> list[str]:

@@ -33,17 +33,43 @@ def ps(sweep_: bool = False, yes: YesOption = False, at: InRun = IN_RUN) -> Comm
       --sweep: End the orphans of earlier launches.
     """
     paths = at.settings().paths
-    if sweep_:
-        return _sweep(paths, yes=yes)
     launches = list_launches(read_journal(paths).entries)
     alive = find_alive(paths, launches)
+    orphans = [one for one in alive if one.role is ProcessRole.ORPHAN]
     elsewhere = describe_elsewhere(paths, launches, time.time())
     talk = [f"not visible from `{host_name()}`: {line['text']}" for line in elsewhere]
-    if any(one.role is ProcessRole.ORPHAN for one in alive):
+    if sweep_:
+        talk += [f"not ended, it is another user's: {format_found(one)}" for one in alive if one.role is ProcessRole.FOREIGN]
+        return _sweep(paths, launches, orphans, talk, yes=yes)
+    if orphans:
         talk.append("hint: `chronicle ps --sweep --yes` ends the orphans")
     text = "\n".join(map(format_found, alive)) or f"no living process of run `{paths.run}` on `{host_name()}`"
     data = {"run": paths.run, "processes": [one.to_json() for one in alive], "elsewhere": elsewhere}
     return CommandResult(text=text, data=data, talk=tuple(talk))
+
+
+def _sweep(
+    paths: RunPaths, launches: list[LaunchFacts], orphans: list[LiveProcess], talk: list[str], *, yes: bool
+) -> CommandResult:
+    """End orphaned processes of earlier launches, after an answer."""
+    listed = [one.to_json() for one in orphans]
+    if not orphans:
+        return CommandResult(text="no orphans", data={"orphans": [], "ended": 0, "left": []}, talk=tuple(talk))
+    lines = [format_found(one) for one in orphans]
+    agree(f"End these {len(orphans)} processes?", "\n".join(lines), yes=yes)
+    report = end_orphans(paths, launches)
+    left = [process.pid for process in report.left]
+    ended = len(orphans) - len(left)
+    with JournalWriter(paths) as writer:
+        event = Swept(orphans=tuple(listed), killed=report.killed, left=tuple(left))
+        writer.write(event, title=f"swept {ended} orphans")
+        close_lost_launches(paths, read_journal(paths), writer)
+    return CommandResult(
+        text="\n".join([*lines, f"ended {ended}, left {len(left)}"]),
+        data={"orphans": listed, "ended": ended, "left": left},
+        exit_code=ExitCode.ERROR if left else ExitCode.DONE,
+        talk=tuple(talk),
+    )
 
 
 def format_found(one: LiveProcess) -> str:
@@ -66,31 +92,3 @@ def describe_elsewhere(paths: RunPaths, launches: list[LaunchFacts], now: float)
         text = f"launch {facts.number} on `{facts.host}`: {word}, {state}"
         lines.append({"host": facts.host, "launch": facts.number, "heartbeat_age_seconds": age, "text": text})
     return lines
-
-
-# --- chronicle ps --sweep
-
-
-def _sweep(paths: RunPaths, *, yes: bool) -> CommandResult:
-    """End orphaned processes of earlier launches: of this run, user and boot, identified by token or record, never by name."""
-    journal = read_journal(paths)
-    launches = list_launches(journal.entries)
-    alive = find_alive(paths, launches)
-    orphans = [one for one in alive if one.role is ProcessRole.ORPHAN]
-    talk = [f"not ended, it is another user's: {format_found(one)}" for one in alive if one.role is ProcessRole.FOREIGN]
-    talk += [f"not visible from here: {line['text']}" for line in describe_elsewhere(paths, launches, time.time())]
-    listed = [one.to_json() for one in orphans]
-    if not orphans:
-        return CommandResult(text="no orphans", data={"orphans": [], "ended": 0, "left": []}, talk=tuple(talk))
-    lines = [format_found(one) for one in orphans]
-    agree(f"End these {len(orphans)} processes?", "\n".join(lines), yes=yes)
-    report = end_orphans(paths, launches)
-    left = [process.pid for process in report.left]
-    with JournalWriter(paths) as writer:
-        title = f"swept {len(orphans) - len(left)} orphans"
-        writer.write(Swept(orphans=tuple(listed), killed=report.killed, left=tuple(left)), title=title)
-        close_lost_launches(paths, read_journal(paths), writer)
-    text = "\n".join([*lines, f"ended {len(orphans) - len(left)}, left {len(left)}"])
-    code = ExitCode.ERROR if left else ExitCode.DONE
-    data = {"orphans": listed, "ended": len(orphans) - len(left), "left": left}
-    return CommandResult(text=text, data=data, exit_code=code, talk=tuple(talk))

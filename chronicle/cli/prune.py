@@ -16,7 +16,7 @@ from rollback.checkpoint.layout import Checkpoint
 from rollback.checkpoint.listing import list_checkpoints
 from rollback.checks.verify import passes, verify_checkpoint
 from rollback.transaction.change import originals_of
-from rollback.transaction.cleanup import PrunePlan, apply_prune, plan_prune
+from rollback.transaction.cleanup import apply_prune, plan_prune
 
 
 def prune(at: Changing = CHANGING) -> CommandResult:
@@ -35,19 +35,27 @@ def prune(at: Changing = CHANGING) -> CommandResult:
         pinned = set() if undoable is None else {str(RollbackReceipt.of(undoable).intent)}
         plan = plan_prune(found, _verified(found, opened.journal.entries), pinned)
         objects = _unneeded_objects(opened)
-        if not plan.delete and not objects:
-            kept = "".join(f"\n  kept  {c.path}  ({reason})" for c, reason in plan.kept)
-            return CommandResult(
-                text=f"nothing to prune{kept}", data=_data(plan, objects, str(opened.root), done=False)
-            )
-        text = _text(plan, objects)
+        data = {
+            "changed": bool(plan.delete or objects),
+            "deleted": [str(c.path) for c in plan.delete],
+            "kept": [{"path": str(c.path), "reason": reason} for c, reason in plan.kept],
+            "objects": [path.name for path in objects],
+            "bytes": plan.size_bytes,
+            "root": str(opened.root),
+        }
+        kept = [f"{c.path}  ({reason})" for c, reason in plan.kept]
+        if not data["changed"]:
+            return CommandResult(text="\n".join(["nothing to prune", *(f"  kept  {one}" for one in kept)]), data=data)
+        lines = [f"prune: {len(plan.delete)} abandoned checkpoints, {format_size(plan.size_bytes)}", ""]
+        lines += [f"  delete  {c.path}  (step {c.step}, {format_size(c.size_bytes)})" for c in plan.delete]
+        lines += [f"  keep    {one}" for one in kept]
+        lines += [f"  delete  {len(objects)} originals of rollbacks that were undone"] if objects else []
+        text = "\n".join(lines)
         agree("Delete them permanently?", text, yes=at.yes)
         with uninterrupted():
-            forced = {} if at.force is None else {"force": at.force, "overrode": list(opened.overrode)}
-            data = _data(plan, objects, str(opened.root), done=True) | forced
-            entry = opened.writer.write(
-                Pruned.from_json(data), title=f"{len(plan.delete)} abandoned checkpoints deleted"
-            )
+            data |= {} if at.force is None else {"force": at.force, "overrode": list(opened.overrode)}
+            title = f"{len(plan.delete)} abandoned checkpoints deleted"
+            entry = opened.writer.write(Pruned.from_json(data), title=title)
             apply_prune(plan, objects, parent=opened.root.parent, id_=entry.id)
     return CommandResult(text=f"{text}\n\ndone ({entry.id})", data=data)
 
@@ -74,23 +82,3 @@ def _unneeded_objects(opened: OpenedRun) -> list[Path]:
             past |= set(originals_of(entry.data))
     paths = [opened.paths.object_path(sha256) for sha256 in sorted(past) if sha256 not in others]
     return [path for path in paths if path.is_file()]
-
-
-def _text(plan: PrunePlan, objects: Sequence[Path]) -> str:
-    lines = [f"prune: {len(plan.delete)} abandoned checkpoints, {format_size(plan.size_bytes)}", ""]
-    lines += [f"  delete  {c.path}  (step {c.step}, {format_size(c.size_bytes)})" for c in plan.delete]
-    lines += [f"  keep    {c.path}  ({reason})" for c, reason in plan.kept]
-    if objects:
-        lines.append(f"  delete  {len(objects)} originals of rollbacks that were undone")
-    return "\n".join(lines)
-
-
-def _data(plan: PrunePlan, objects: Sequence[Path], root: str, *, done: bool) -> dict[str, object]:
-    return {
-        "changed": done,
-        "deleted": [str(c.path) for c in plan.delete],
-        "kept": [{"path": str(c.path), "reason": reason} for c, reason in plan.kept],
-        "objects": [path.name for path in objects],
-        "bytes": plan.size_bytes,
-        "root": root,
-    }

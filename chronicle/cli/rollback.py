@@ -4,20 +4,22 @@ import sys
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 from typer import Option
 
 from chronicle import goback
 from chronicle.cli.completion import complete_steps
 from chronicle.cli.options import CHANGING, Changing, CommandResult, settings_from
-from chronicle.cli.transaction import apply_and_report, byte_progress, show_plan
+from chronicle.cli.transaction import agree, byte_progress
 from chronicle.errors import UsageProblem
+from chronicle.goback.applying import plan_store
 from chronicle.journal import read_journal
+from rollback.plan.plan import Plan, format_plan
 from rollback.plan.request import RollbackRequest
 
 if TYPE_CHECKING:
-    from chronicle.story.matters import OpenProposal
+    from rollback.transaction.in_store import StorePlan
 
 
 def rollback(
@@ -32,17 +34,17 @@ def rollback(
     ] = None,
     lr_scale: float | None = None,
     lr: float | None = None,
-    set_: list[str] | None = None,
-    keep_later: bool = False,
     warmup: int = 0,
     skip_batches: int = 0,
     reshuffle: bool = False,
+    dry_run: bool = False,
+    plan_in: Path | None = None,
+    plan_out: Path | None = None,
+    set_: list[str] | None = None,
+    keep_later: bool = False,
     accept_change: list[str] | None = None,
     accept_unproved: str = "",
     verify: str = "auto",
-    dry_run: bool = False,
-    plan_out: Path | None = None,
-    plan_in: Path | None = None,
     deepspeed_config: Path | None = None,
     lr_in: list[str] | None = None,
     at: Changing = CHANGING,
@@ -59,18 +61,20 @@ def rollback(
     Options:
       --lr-scale F: Multiply every LR by this factor.
       --lr X: Set the LR to this value.
-      --set FIELD=VALUE: Set one field, such as last_epoch, weight_decay or beta2 (repeatable).
-      --keep-later: Do not move later checkpoints.
       --warmup N: Warm up the LR again over N steps.
       --skip-batches N: Skip the data of N steps.
       --reshuffle: Read the data in another order.
+      --dry-run: Show the plan, change nothing.
+      --plan FILE: Apply the plan that --plan-out wrote; refused when what it was made from has changed.
+
+    Rare options:
+      --plan-out: Write the plan into a file.
+      --set FIELD=VALUE: Set one field, such as last_epoch, weight_decay or beta2 (repeatable).
+      --keep-later: Do not move later checkpoints.
       --accept-change: Difference that the guard accepts, as `name: reason` (repeatable).
       --accept-unproved REASON: Edit the LR although something else may set it in the next launch; the reason is recorded.
       --verify HOW: `full` reads every byte, `quick` does not; `auto` skips what `chronicle verify` read since the last
           change.
-      --dry-run: Show the plan, change nothing.
-      --plan-out: Write the plan into a file.
-      --plan FILE: Apply the plan that --plan-out wrote; refused when what it was made from has changed.
       --deepspeed-config FILE: DeepSpeed config of the next launch; its LRs are edited too.
       --lr-in FILE:KEY: Number in a config from which the next launch takes its LR; it is edited too (repeatable).
     """
@@ -79,13 +83,15 @@ def rollback(
         switches = (keep_later, warmup, skip_batches, reshuffle, accept_unproved, dry_run)
         if any(one is not None for one in asked) or any(switches):
             raise UsageProblem("--plan with other changes: the file already says what is done")
-        return apply_written_plan(plan_in, at)
+        return _apply_written(plan_in, at)
     if verify not in ("auto", "quick", "full"):
         raise UsageProblem(f"--verify {verify}: expected auto, quick or full")
     if to is None:
-        raise _without_target(_open_proposal(at))
+        raise _without_target(at)
+    target = goback.Target.parse(to)
     request = RollbackRequest(
-        step=0,
+        step=target.step,
+        launch=target.launch,
         lr_scale=lr_scale,
         lr=lr,
         sets=_sets(set_ or ()),
@@ -97,8 +103,6 @@ def rollback(
         accept_unproved=accept_unproved.strip(),
         lr_in=tuple(_absolute_place(text) for text in lr_in or ()),
     )
-    target = goback.Target.parse(to)
-    request = replace(request, step=target.step, launch=target.launch)
     settings = at.settings()
     in_store = settings.checkpoints_url is not None
     if in_store and plan_out is not None:
@@ -112,26 +116,20 @@ def rollback(
         if not in_store:
             settings.need_checkpoints()  # an interrupted transaction, which may have renamed the root, is reported first
         plan = goback.plan(request, opened, target, verify=verify, progress=byte_progress)
+        done = "nothing was changed"
         if plan_out is not None:
             from chronicle.goback.written import write_plan  # only where a plan is written
 
             write_plan(plan, plan_out)
+            done = f"plan written to {plan_out}; apply it with `chronicle rollback --plan`"
         if only_look or (in_store and nobody_agrees):
-            return show_plan(plan, opened, plan_out)
-        return apply_and_report(plan, opened, yes=at.yes)
+            text, data, _ = _told(plan, opened)
+            return CommandResult(text=text, data=data, talk=(done,))
+        return _apply(plan, opened, yes=at.yes)
 
 
-def apply_written_plan(file: Path, at: Changing = CHANGING) -> CommandResult:
-    """Apply a plan that `chronicle rollback --plan-out` wrote.
-
-    Refused when something that the plan was made from has changed since. A plan that is already applied is not
-    applied again. Today: `chronicle rollback --plan FILE`.
-
-    Example: chronicle apply plan.json --yes
-
-    Options:
-      FILE: File with the plan.
-    """
+def _apply_written(file: Path, at: Changing) -> CommandResult:
+    """Apply a plan that `--plan-out` wrote; one that is already applied is not applied again."""
     from chronicle.goback import written  # only where a plan is read from a file
 
     record = written.read_plan(file)
@@ -142,21 +140,17 @@ def apply_written_plan(file: Path, at: Changing = CHANGING) -> CommandResult:
         return CommandResult(text=f"already applied ({done.id}): nothing to do", data={"receipt": done.id})
     with goback.open_run(settings, force=at.force, writing=at.yes or sys.stdin.isatty()) as opened:
         plan = written.plan_again(record, opened, file, byte_progress)
-        return apply_and_report(plan, opened, yes=at.yes)
+        return _apply(plan, opened, yes=at.yes)
 
 
-def _open_proposal(at: Changing) -> "OpenProposal | None":
-    """The rollback that is proposed and not answered."""
+def _without_target(at: Changing) -> UsageProblem:
+    """No step was named: the open proposal's command is what to type, where there is one."""
     from chronicle.story.matters import open_proposal
 
     paths = settings_from(at.run, at.logs, at.checkpoints).paths
-    return open_proposal(read_journal(paths).entries)
-
-
-def _without_target(proposal: "OpenProposal | None") -> UsageProblem:
-    """No step was named: the open proposal's command is what to type, where there is one."""
+    proposal = open_proposal(read_journal(paths).entries)
     if proposal is None or not proposal.command:
-        hint = "name the step, as in `chronicle rollback --to 30500`; `chronicle spikes` looks for a checkpoint"
+        hint = "name the step, as in `chronicle rollback --to 30500`; `chronicle watch --once` looks for a checkpoint"
         return UsageProblem("no step to go back to: --to is missing, and no proposal is open", hint)
     text = f"no step to go back to: --to is missing; the open proposal names step {proposal.target_step}"
     return UsageProblem(text, f"to take it: `{proposal.command}`")
@@ -180,3 +174,39 @@ def _absolute_place(text: str) -> str:
     if not (path and field):
         raise UsageProblem(f"--lr-in {text}: expected FILE:key.path, such as train.yaml:optimizer.lr")
     return f"{Path(path).absolute()}{colon}{field}"
+
+
+def _apply(plan: Plan, opened: goback.OpenedRun, *, yes: bool) -> CommandResult:
+    """Show the plan, ask on a terminal, apply it. Raises `UsageProblem` before any change when nobody can be asked."""
+    text, data, change = _told(plan, opened)
+    if change is None:
+        is_done = not plan.changes_anything
+        done = f"the next launch will load step {plan.step}"
+        if not goback.has_guard(plan, opened.journal):  # nothing compares what the next launch loads
+            done = f"step {plan.step} is ready for the next launch"
+    else:
+        is_done = not change.objects and change.before == change.after
+        done = f"the next launch will load step {plan.step} from {change.target}"
+    if is_done:
+        return CommandResult(text=f"already at step {plan.step}: nothing to change", data=data | {"changed": False})
+    agree("Apply this plan?", text, yes=yes)
+    receipt = goback.apply(plan, opened, change)
+    talk = [f"new journal: {opened.paths.journal_dir}"] if opened.is_new else []
+    talk += [receipt.left_over] if receipt.left_over else []
+    made = {"changed": True, "receipt": receipt.id}
+    data = made | {"plan": data} if change is None else data | made
+    return CommandResult(
+        text=f"{text}\n\ndone: {done} ({receipt.id})", data=data, talk=(*talk, "undo it with `chronicle undo`")
+    )
+
+
+def _told(plan: Plan, opened: goback.OpenedRun) -> tuple[str, dict[str, Any], "StorePlan | None"]:
+    """A plan as text and as JSON, and what it becomes in an object store."""
+    guarded = goback.has_guard(plan, opened.journal)
+    if opened.bucket is None:
+        data = plan.to_json() | {"digest": plan.digest, "guarded": guarded}
+        return format_plan(plan, guarded=guarded), data, None
+    change = plan_store(plan, opened)
+    told = replace(change.plan, notes=(*plan.notes, *change.lines()))
+    text = format_plan(told, guarded=guarded).rpartition("\n")[0]  # without a digest: the new prefix is new each time
+    return text, told.to_json() | {"store": change.to_json(), "guarded": guarded}, change

@@ -8,7 +8,6 @@ import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -38,18 +37,18 @@ CONTEXT: Mapping[str, Any] = {"allow_interspersed_args": False}
 
 def run_launcher(
     launcher: list[str] | None = None,
-    on_propose: str = "continue",
-    grace: float | None = None,
-    accept_change: str | None = None,
-    skip: list[str] | None = None,
-    autopilot: bool = False,
-    node: bool = False,
-    sbatch: int | None = None,
-    force: str | None = None,
     restarts: int | None = None,
+    autopilot: bool = False,
+    force: str | None = None,
+    accept_change: str | None = None,
+    sbatch: int | None = None,
+    node: bool = False,
     crashes: int | None = None,
     restart_pause: float | None = None,
+    on_propose: str = "continue",
     on_stall: str = "report",
+    grace: float | None = None,
+    skip: list[str] | None = None,
     run: RunOption = None,
     logs: LogsOption = None,
     checkpoints: CheckpointsOption = None,
@@ -69,21 +68,26 @@ def run_launcher(
 
     Options:
       LAUNCHER: The launcher and its arguments, after `--`.
-      --on-propose ACTION: What to do when the detector proposes a rollback: `stop` or `continue`.
-      --grace SECONDS: Seconds from a forwarded signal to KILL [90, or twice the longest save].
-      --accept-change REASON: Accept that model, data, topology or precision differ from the plan.
-      --skip PFnn: Skip a preflight check (repeatable; recorded).
-      --autopilot: Apply proposed rollbacks and launch again, within budgets.
-      --node: This is one of several nodes of one launch (`srun`, or pods of one Job).
-      --sbatch N: Print a batch script for N nodes; start nothing.
-      --force: Start although a launch seems alive, the journal is damaged or the checkpoints are gone: why.
       --restarts N: Start again by itself, at most N times (policy: docs/launching.md).
+      --autopilot: Apply proposed rollbacks and launch again, within budgets.
+      --force: Start although a launch seems alive, the journal is damaged or the checkpoints are gone: why.
+      --accept-change REASON: Accept that model, data, topology or precision differ from the plan.
+      --sbatch N: Print a batch script for N nodes; start nothing.
+
+    Rare options:
+      --node: This is one of several nodes of one launch (`srun`, or pods of one Job).
       --crashes N: Stop after N failures in a row without a newer verified checkpoint [3].
       --restart-pause SECONDS: Seconds before a restart without progress, doubled each time [10].
+      --on-propose ACTION: What to do when the detector proposes a rollback: `stop` or `continue`.
       --on-stall ACTION: What to do when the launch stands still: `report`, or `stop` it as a hang.
+      --grace SECONDS: Seconds from a forwarded signal to KILL [90, or twice the longest save].
+      --skip PFnn: Skip a preflight check (repeatable; recorded).
     """
     from chronicle.launch.launching import LaunchRequest, launch
     from chronicle.launch.nodes import find_node
+    from chronicle.launch.restarts import DEFAULT_CRASHES, DEFAULT_PAUSE_SECONDS, DEFAULT_RESTARTS, policy_of
+    from chronicle.preflight.gate import require_known
+    from chronicle.watch import LiveWatch
 
     command = tuple(launcher or ())
     if not command:
@@ -96,13 +100,23 @@ def run_launcher(
         raise UsageProblem(f"--grace is {grace:g}: expected seconds, 0 or more")
     settings = settings_with_checkpoints(run, logs, checkpoints)
     settings.say_store("what the launch saves there is not recorded, not checked, and never proposed")
-    skipped = _known_checks(skip)
+    skipped = require_known(skip or ())
     seconds, recorded = _check_before(settings, command, grace, skipped, force, fresh=force)
-    policy = None if restarts is None and sbatch is None else _policy(restarts, crashes, restart_pause)
-    if sbatch is not None and policy is not None:
+    policy = policy_of(
+        DEFAULT_RESTARTS if restarts is None else restarts,
+        DEFAULT_CRASHES if crashes is None else crashes,
+        DEFAULT_PAUSE_SECONDS if restart_pause is None else restart_pause,
+    )
+    if sbatch is not None:
         flags = tuple(shlex.split(" ".join(given_flags(logs, checkpoints))))
         return CommandResult(text=_batch_script(settings, command, seconds, sbatch, policy, flags, on_stall))
-    environ = _environment(accept_change, skipped, settings)
+    environ = dict(os.environ)  # and what the ranks must know
+    known = {
+        "CHRONICLE_ACCEPT_CHANGE": accept_change,
+        "CHRONICLE_PREFLIGHT_SKIP": ",".join(skipped),
+        "CHRONICLE_BATCH_TEXT": "" if settings.batch_text else "0",
+    }
+    environ.update({name: value for name, value in known.items() if value})
     request = LaunchRequest(
         command=command,
         paths=settings.paths,
@@ -117,10 +131,10 @@ def run_launcher(
         node=find_node(os.environ) if node else None,
     )
     hooks = {} if REHEARSAL_VARIABLE in os.environ else settings.hooks
-    live_watch = _live_watch(hooks, given_flags(logs, checkpoints))
+    live_watch = functools.partial(LiveWatch, hooks=hooks, options=given_flags(logs, checkpoints))
     check = functools.partial(_check_before, settings, command, grace, skipped, force)
     starting = _Starting(settings, request, functools.partial(launch, live_watch=live_watch), check, autopilot)
-    if policy is not None:
+    if restarts is not None:
         return CommandResult(exit_code=starting.keep(policy))
     end = starting.mirrored(lambda: starting.launch(request))
     return CommandResult(data={"launch": end.launch, **end.data}, exit_code=end.exit_code)
@@ -194,34 +208,6 @@ class _Starting(NamedTuple):
             settings=self.settings, chain=chain, policy=policy, grace_seconds=request.grace_seconds, say=say, node=request.node
         )
         return keep_going(run, begin, killed)
-
-
-def _policy(restarts: int | None, crashes: int | None, pause: float | None) -> "Policy":
-    from chronicle.launch.restarts import DEFAULT_CRASHES, DEFAULT_PAUSE_SECONDS, DEFAULT_RESTARTS, policy_of
-
-    return policy_of(
-        DEFAULT_RESTARTS if restarts is None else restarts,
-        DEFAULT_CRASHES if crashes is None else crashes,
-        DEFAULT_PAUSE_SECONDS if pause is None else pause,
-    )
-
-
-def _known_checks(skip: list[str] | None) -> tuple[str, ...]:
-    from chronicle.preflight.gate import require_known
-
-    return require_known(skip or ())
-
-
-def _environment(accept_change: str | None, skipped: tuple[str, ...], settings: Settings) -> dict[str, str]:
-    """Our environment, and what the ranks must know: options of the preflight, whether text may be recorded."""
-    environ = dict(os.environ)
-    if accept_change:
-        environ["CHRONICLE_ACCEPT_CHANGE"] = accept_change
-    if skipped:
-        environ["CHRONICLE_PREFLIGHT_SKIP"] = ",".join(skipped)
-    if not settings.batch_text:
-        environ["CHRONICLE_BATCH_TEXT"] = "0"
-    return environ
 
 
 def _start_mirror(settings: Settings, *, first_node: bool) -> Beside:
@@ -331,15 +317,6 @@ def _check_before(
     say(said_of(command, entries, Path.cwd(), time.time()))
     verdicts = {result.check: result.verdict.value for result in results if result.check not in ("PF07", "PF24")}
     return seconds, {"preflight": verdicts, "skipped": list(skipped), **begun}
-
-
-def _live_watch(hooks: Mapping[str, str], options: tuple[str, ...]) -> Any:
-    """The live detector with its hooks and the flags for its proposals; None when it cannot be imported."""
-    try:
-        watch = import_module("chronicle.watch")
-    except ImportError:
-        return None
-    return functools.partial(watch.LiveWatch, hooks=hooks, options=options)
 
 
 run_launcher.context_settings = CONTEXT  # type: ignore[attr-defined]  # options after the launcher's name belong to the launcher

@@ -6,7 +6,6 @@ channels. A run for which a name is not known is not listed, and the count of su
 """
 
 import ast
-import difflib
 import math
 import operator
 import re
@@ -25,7 +24,6 @@ from rollback.channels import Role, canonical_of
 
 if TYPE_CHECKING:
     from chronicle.report.comparison import ComparedArm
-    from chronicle.runs import Run
 
 VALUES = (canonical_of(Role.LOSS), canonical_of(Role.LR))
 COLUMNS = ("name", "begins", "status", "step", *VALUES, "launches", "incidents", "ended", "tags")
@@ -97,8 +95,8 @@ def runs(
         ordered = list(_as_tree(ordered))
     if unknown:
         nowhere = _known_nowhere(where or "", found)
-        why = f": `{'`, `'.join(nowhere)}` of none of the runs; a text stands in quotes" if nowhere else ""
-        talk.append(f"{unknown} of {len(found)} runs not listed: `{where}` names what is not known of them{why}")
+        why = f"; no run at all has `{'`, `'.join(nowhere)}` (put texts in quotes)" if nowhere else ""
+        talk.append(f"{unknown} of {len(found)} runs are not listed: `{where}` asks for something that they do not have{why}")
     if not found:
         talk.append(
             f"no run in `{directory}`: start one with `chronicle run -- …`, or name another directory with --logs DIR"
@@ -110,12 +108,10 @@ def _mark(
     logs: Path, names: Sequence[str], add: Sequence[str], remove: Sequence[str], archive: str | None, restore: bool
 ) -> tuple[str, ...]:
     """Write tags and the archive into the journals of the named runs; what was done, in words."""
-    from chronicle.runs import list_runs, mark_runs
+    from chronicle.runs import mark_runs
+    from chronicle.runs import open as open_run
 
-    known = {one.run: one for one in list_runs(logs)}
-    for name in names:
-        if name not in known:
-            raise _no_run(name, logs, list(known))
+    chosen = [open_run(name, logs=logs).paths for name in dict.fromkeys(names)]
     if not (add or remove or archive is not None or restore):
         return ()
     if not names:
@@ -123,16 +119,8 @@ def _mark(
     if (restore and archive is not None) or set(add) & set(remove):
         raise UsageProblem("the same runs cannot be given one thing and its opposite")
     archived = True if archive is not None else False if restore else None
-    chosen = [known[name] for name in dict.fromkeys(names)]
     mark_runs(chosen, tags=add, untags=remove, archived=archived, why=archive or "")
     return (f"written into the journal of {', '.join(one.run for one in chosen)}",)
-
-
-def _no_run(name: str, logs: Path, known: Sequence[str]) -> ChronicleError:
-    near = difflib.get_close_matches(name, known, n=3) or known[:8]
-    found = ", ".join(f"`{one}`" for one in near) or "no run at all"
-    way_out = "name one of them, or another directory with --logs DIR"
-    return ChronicleError(f"no run `{name}` in `{logs}`: found {found}", way_out)
 
 
 def _as_tree(rows: Sequence[Mapping[str, Any]]) -> Iterator[Mapping[str, Any]]:
@@ -312,12 +300,15 @@ def show_comparison(
       --out FILE: Draw the curves into this file (.png, .svg or .pdf).
     """
     from chronicle.report.comparison import arms_of, compare_runs, draw_comparison, tell
+    from chronicle.runs import open_launch
 
     if by not in ("step", "time"):
         raise UsageProblem(f"--by `{by}`: expected step or time")
     if out is not None and out.suffix.lower() not in (".png", ".svg", ".pdf"):
         raise UsageProblem(f"--out `{out}`: expected a name that ends with .png, .svg or .pdf")
-    comparison = compare_runs([named_run(name, logs) for name in names], channel, by)
+    named = [open_launch(name, logs=None if logs is None else all_runs(logs)) for name in names]
+    labels = [run.name if launch is None else f"{run.name}@{launch}" for run, launch in named]
+    comparison = compare_runs([(label, *one) for label, one in zip(labels, named, strict=True)], channel, by)
     talk = []
     if out is not None:
         draw_comparison(comparison, out)
@@ -331,7 +322,7 @@ def show_comparison(
         talk.append(f"two arms, {two}: `--margin VALUE` gives the studies' verdict over their seeds")
     elif len(comparison.members) > 1 and not arms:
         talk.append(
-            "one run of each shows a difference and no cause: `chronicle experiment` designs a comparison with seeds"
+            "one run of each shows a difference, not its cause: `chronicle experiment` plans a comparison with several seeds"
         )
     return CommandResult(text=text, data=data, talk=tuple(talk))
 
@@ -356,28 +347,3 @@ def _verdict(arms: "Sequence[ComparedArm]", margin: float) -> tuple[str, Mapping
     said, numbers = judged
     runs = {arm.name: list(arm.runs) for arm in arms}
     return f"over seeds, at the last common place: {said}", {**numbers, "arms": runs, "seeds": sorted(differences)}
-
-
-def need_launch(run: "Run", number: int) -> None:
-    """Raise `ChronicleError` where the run has no launch of this number."""
-    numbers = [launch.number for launch in run.launches]
-    if number not in numbers:
-        found = ", ".join(map(str, numbers[-8:])) or "none"
-        raise ChronicleError(f"run `{run.name}` has no launch {number}: it has {found}", "name one of them")
-
-
-def named_run(name: str, logs: Path | None) -> tuple[str, Any, int | None]:
-    """(label, run, launch) of `NAME`, a run's directory, or one of them with `@LAUNCH`."""
-    from chronicle.runs import list_runs
-    from chronicle.runs import open as open_run
-
-    base, at, number = name.rpartition("@")
-    launch = int(number) if at and number.isdigit() else None
-    base = base if launch is not None else name
-    directory = Path(base) if "/" in base or (Path(base) / "journal").is_dir() else all_runs(logs) / base
-    if not (directory / "journal").is_dir() and "/" not in base:
-        raise _no_run(base, directory.parent, [one.run for one in list_runs(directory.parent)])
-    run = open_run(directory)
-    if launch is not None:
-        need_launch(run, launch)
-    return run.name if launch is None else f"{run.name}@{launch}", run, launch

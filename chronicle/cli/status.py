@@ -11,16 +11,17 @@ import time
 from collections.abc import Iterator, Mapping, Sequence, Set
 from datetime import datetime
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 from chronicle.checkpoints import CheckpointVerdict, describe_verdict, find_verdict, stamp_or_none
 from chronicle.cli.options import AT_CHECKPOINTS, AtCheckpoints, CommandResult
 from chronicle.errors import ChronicleError
-from chronicle.journal import Journal
+from chronicle.journal import Entry, Journal
 from chronicle.journal.events import (
     EndCause,
     GuardFault,
     GuardVerdict,
+    JournalEvent,
     Rehearsed,
     Replayed,
     Restarted,
@@ -30,10 +31,11 @@ from chronicle.journal.events import (
     events_of,
 )
 from chronicle.journal.place import describe_parent
-from chronicle.journal.reader import DAMAGED_HINT, JournalProblem, describe_damage, find_damage
+from chronicle.journal.reader import DAMAGED_HINT, describe_damage, find_damage
 from chronicle.launch.heartbeat import Heartbeat, read_heartbeats
 from chronicle.prints.retaken import RetakenVerdict
-from chronicle.story import Headline, Intervention, LaunchStory, Matter, SavedCheckpoint, Story
+from chronicle.story import Headline, LaunchStory, Matter, SavedCheckpoint, Story
+from chronicle.story.matters import incident_detail, incident_title
 from chronicle.story.plain import format_age, format_factor, format_number, format_seconds, plain
 from chronicle.story.read import read_story
 from chronicle.story.summary import LrCheck, check_lr, summarize
@@ -49,6 +51,9 @@ WIDTH, LEAST_WIDTH, ENDLESS = 80, 40, 1 << 20
 UNCUT: Mapping[str, Any] = {"break_long_words": False, "break_on_hyphens": False}
 UNCUT_SPACE = "\u2007"  # where a line is not cut
 LOUD, WARN, PLAIN = "31;1", "33", ""  # how bad a row is, as the terminal's colour: red, yellow, none
+
+
+E = TypeVar("E", bound=JournalEvent)
 
 
 class _Row(NamedTuple):
@@ -87,13 +92,10 @@ def show_status(at: AtCheckpoints = AT_CHECKPOINTS) -> CommandResult:
     launches = {matter.entry.launch for matter in story.open_matters} - {None}
     printed = {launch for launch in launches if (paths.launch_dir(launch or 0) / "prints-0.ring").exists()}
     rows += _screen(story, lr, verdict, seen, beats, time.time(), printed)
-    data = summarize(story, lr, verdict) | {"damage": [_damaged(one) for one in damage]}
-    progress = {beat.host: beat.progress for beat in beats if beat.progress}
-    return CommandResult(text=_drawn(rows), data=data | {"progress": progress})
-
-
-def _damaged(problem: JournalProblem) -> dict[str, object]:
-    return {"check": problem.check, "file": problem.path.name, "line": problem.line, "message": problem.message}
+    data = summarize(story, lr, verdict)
+    data["damage"] = [{"check": x.check, "file": x.path.name, "line": x.line, "message": x.message} for x in damage]
+    data["progress"] = {beat.host: beat.progress for beat in beats if beat.progress}
+    return CommandResult(text=_drawn(rows), data=data)
 
 
 def _newest_on_disk(root: Path | None, story: Story) -> str:
@@ -164,16 +166,15 @@ def _screen(
         yield _Row("start", "`chronicle run -- <launcher …>`")
     yield from _values(story.headline)
     yield from _lr(story, lr)
-    yield _Row("checkpoint", seen or _checkpoint(story.last_checkpoint, verdict))
-    if story.last_checkpoint is not None and not (verdict is not None and verdict.sound):
+    saved = story.last_checkpoint
+    yield _Row("checkpoint", seen or ("none recorded" if saved is None else _checkpoint(saved, verdict)))
+    if saved is not None and (verdict is None or not verdict.sound):
         yield from _newest_verified(story)
     unguarded = story.launches and all(launch.verdict in (None, "off") for launch in story.launches)
-    if story.last_checkpoint is None and not seen and unguarded:
+    if saved is None and not seen and unguarded:
         words = "without a guard saves are not recorded; name their directory with --checkpoints DIR, as in"
         yield _Row("", f'{words} `chronicle verify --checkpoints DIR`, or `checkpoints = "DIR"` in chronicle.toml')
     yield from _guard(story)
-    yield from _again(story)
-    yield from _first_save(story)
     yield from _open(story, printed)
     if story.problems:
         yield _Row("journal", f"{len(story.problems)} problem(s): `chronicle audit` names them", WARN)
@@ -193,7 +194,9 @@ def _where(story: Story, now: float) -> Iterator[_Row]:
     yield from parent
     if last.because and not last.alive and last.cause not in WELL:
         yield _Row("ended", plain(last.because), WARN if last.cause in EXPECTED else LOUD)
-    yield from _restart(story)
+    for _, event in _of_last(story, Restarted)[-1:]:  # whether the run goes on by itself
+        if event.decision != "finished" and not last.alive:
+            yield _Row("restarts", f"{plain(event.decision)}: {plain(event.reason)}")
     yield from _changed(story)
     abandoned = sum(launch.span.abandoned_steps for launch in story.launches)
     if abandoned or story.lineage.doubt:
@@ -260,21 +263,20 @@ def _changed(story: Story) -> Iterator[_Row]:
         yield _Row("changed", f"since launch {before}: {some}{more}{where}")
 
 
-def _restart(story: Story) -> Iterator[_Row]:
-    """Whether the run goes on by itself after its last launch; nothing where nobody decided or it has finished."""
-    last = story.last_launch
-    found = [event for entry, event in events_of(story.entries, Restarted) if last is not None and entry.launch == last.number]
-    if found and found[-1].decision != "finished" and last is not None and not last.alive:
-        yield _Row("restarts", f"{plain(found[-1].decision)}: {plain(found[-1].reason)}")
+def _of_last(story: Story, kind: type[E]) -> list[tuple[Entry, E]]:
+    """The entries of a kind that the last launch has."""
+    number = None if story.last_launch is None else story.last_launch.number
+    return [(entry, event) for entry, event in events_of(story.entries, kind) if entry.launch == number]
 
 
 def _since(launch: LaunchStory, now: float) -> str:
-    stamp = launch.ended or launch.started
     try:
-        seconds = now - datetime.fromisoformat(stamp).timestamp()
+        age = format_age(now - datetime.fromisoformat(launch.ended or launch.started).timestamp())
     except ValueError:
         return ""
-    return f" for {format_age(seconds)}" if launch.alive else f", {format_age(seconds)} ago" if launch.ended else ""
+    if launch.alive:
+        return f" for {age}"
+    return f", {age} ago" if launch.ended else ""
 
 
 def _values(head: Headline) -> Iterator[_Row]:
@@ -293,7 +295,7 @@ def _lr(story: Story, lr: LrCheck) -> Iterator[_Row]:
     if value is None and len(factors) < 2:
         return
     line = story.ledger.line(story.headline.launch)
-    of_first = "" if line is None else f"  {format_factor(line.factor)} of the first schedule"
+    of_first = "" if line is None or line.factor == 1 else f"  {format_factor(line.factor)} of the first schedule"
     yield _Row("lr", format_number(value) + of_first)
     if len(factors) > 1 or story.ledger.pending is not None:
         path = " → ".join(format_factor(f) for f in factors)
@@ -302,10 +304,8 @@ def _lr(story: Story, lr: LrCheck) -> Iterator[_Row]:
         yield _Row("lr ledger", path + coming + (f": {lr.sentence}" if lr.sentence else ""))
 
 
-def _checkpoint(saved: SavedCheckpoint | None, verdict: CheckpointVerdict | None) -> str:
-    if saved is None:
-        return "none recorded"
-    hint = "" if verdict is not None and verdict.passes else f": `chronicle verify {saved.step}`"
+def _checkpoint(saved: SavedCheckpoint, verdict: CheckpointVerdict | None) -> str:
+    hint = "" if verdict is not None and verdict.passes else f"; check it: `chronicle verify {saved.step}`"
     where = f"step {saved.step} (launch {saved.launch}) {plain(_short_path(saved.path))}"
     return f"{where} · {plain(describe_verdict(verdict))}{hint}"
 
@@ -338,37 +338,27 @@ def _guard(story: Story) -> Iterator[_Row]:
         yield _Row("unverified", words, WARN)
     last = story.last_launch
     if last is not None and last.verdict is not None and last.verdict_entry is not None:
-        event = GuardVerdict.of(last.verdict_entry)
-        count = f", {len(event.checks)} checks" if event.checks else ""
-        word = event.words.partition(",")[0]  # what was not compared is named below
+        given = GuardVerdict.of(last.verdict_entry)
+        count = f", {len(given.checks)} check{'s' * (len(given.checks) > 1)}" if given.checks else ""
+        word = given.words.partition(",")[0]  # what was not compared is named below
         tone = PLAIN if word == "passed" else LOUD if last.verdict == "refused" else WARN
         yield _Row("guard", f"launch {last.number} {plain(word)}{count}", tone)
-        for one in event.not_compared[:SHOWN]:
+        for one in (check for check in given.checks if check.get("ok") is False):
+            why = one.get("cause") or one.get("name")
+            yield _Row("", plain(f"{why}. Expected: {one.get('expected')}. Found: {one.get('found')}"), tone)
+        for one in given.not_compared[:SHOWN]:
             yield _Row("", plain(f"not compared: {one.get('name')} ({one.get('why')})"))
-    if last is not None:
-        for entry, fault in events_of(story.entries, GuardFault):
-            if entry.launch == last.number:
-                since = "" if entry.step is None else f" from step {entry.step}"
-                words = f"launch {last.number} unverified{since}: the guard failed at its {fault.where} ({fault.error})"
-                yield _Row("guard fault", plain(words), WARN)
-
-
-def _again(story: Story) -> Iterator[_Row]:
-    """Steps that the last launch took again, beside those of the launch that took them first."""
-    number = None if story.last_launch is None else story.last_launch.number
-    found = [event for entry, event in events_of(story.entries, StepsRetaken) if entry.launch == number]
-    for event in found[-1:]:
+    for entry, fault in _of_last(story, GuardFault):
+        since = "" if entry.step is None else f" from step {entry.step}"
+        words = f"launch {entry.launch} unverified{since}: the guard failed at its {fault.where} ({fault.error})"
+        yield _Row("guard fault", plain(words), WARN)
+    for _, event in _of_last(story, StepsRetaken)[-1:]:  # beside those of the launch that took them first
         differs = event.verdict in (RetakenVerdict.RANKS, RetakenVerdict.RESULT, RetakenVerdict.CODE)
         yield _Row("again", plain(f"{event.why} (launch {event.earlier} took them first)"), WARN if differs else PLAIN)
-
-
-def _first_save(story: Story) -> Iterator[_Row]:
-    """What a second process found that loaded the first save of the last launch."""
-    number = None if story.last_launch is None else story.last_launch.number
-    for entry, event in events_of(story.entries, Rehearsed):
-        if entry.launch == number and not event.signal:
-            said = "; ".join([f"step {event.at}: the script {event.verdict}", *event.findings, *event.not_compared])
-            yield _Row("first save", plain(said), LOUD if event.findings else PLAIN)
+    for _, found in _of_last(story, Rehearsed):
+        if not found.signal:  # a second process loaded the first save
+            said = "; ".join([f"step {found.at}: the script {found.verdict}", *found.findings, *found.not_compared])
+            yield _Row("first save", plain(said), LOUD if found.findings else PLAIN)
 
 
 def _cause(story: Story, matter: Matter, printed: Set[int | None]) -> Iterator[_Row]:
@@ -377,21 +367,15 @@ def _cause(story: Story, matter: Matter, printed: Set[int | None]) -> Iterator[_
     if onset is None or onset < 1 or launch is None:
         return
     of_launch = [entry for entry in story.entries if entry.launch == launch]
-    again = [
-        (entry, event) for entry, event in events_of(story.entries, StepsRetaken)
-        if event.earlier == launch and event.rise == onset and event.came_again is not None
-    ]  # fmt: skip
-    for entry, event in again[-1:]:
-        yield _Row("", plain(f"taken again by launch {entry.launch}: {event.why}"))
-    if launch not in printed:
-        return
-    found = [
-        event for entry, event in events_of(of_launch, Replayed)
-        if entry.step is not None and entry.step <= onset <= (event.until or entry.step)
-    ]  # fmt: skip
-    if found:
-        yield _Row("", plain(f"replayed: {found[-1].verdict} ({found[-1].why})"))
-    elif not again:
+    again = found = ""
+    for entry, event in events_of(story.entries, StepsRetaken):
+        if event.earlier == launch and event.rise == onset and event.came_again is not None:
+            again = f"taken again by launch {entry.launch}: {event.why}"
+    for entry, replay in events_of(of_launch, Replayed):
+        if launch in printed and entry.step is not None and entry.step <= onset <= (replay.until or entry.step):
+            found = f"replayed: {replay.verdict} ({replay.why})"
+    yield from (_Row("", plain(words)) for words in (again, found) if words)
+    if launch in printed and not again and not found:
         yield _Row("", plain(f"cause not known: {_how_to_replay(story, onset, launch)}"))
 
 
@@ -411,15 +395,22 @@ def _open(story: Story, printed: Set[int | None]) -> Iterator[_Row]:
         yield _Row("unfinished", f"{story.intent.kind} {_short(story.intent.id)} is not finished: `chronicle recover`", LOUD)
     matters = story.open_matters
     for matter in matters[-SHOWN:]:
-        yield _Row("open", f"{_short(matter.first_id)} {_matter(matter)}", LOUD)
+        launch = f" (launch {matter.entry.launch})" if matter.entry.launch is not None else ""
+        told = (f"{incident_title(matter.entry) or 'incident'}{launch}", incident_detail(matter.entry))
+        standing = matter.words.removesuffix("open").removesuffix(" · ")
+        yield _Row("open", f"{_short(matter.first_id)} {plain(' · '.join(filter(None, (*told, standing))))}", LOUD)
         yield from _cause(story, matter, printed)
         yield _close_row(matter.first_id)
     waiting = [x for x in story.interventions if x.open]
-    for intervention in waiting[-SHOWN:]:
-        words = plain(intervention.entry.title) + _answered(story, intervention)
-        yield _Row("outcome?", f"{_short(intervention.entry.id)} {words}")
-        yield from _compared(story, intervention.entry.id)
-        yield _close_row(intervention.entry.id)
+    newest = story.lineage.head_launch
+    for entry in (intervention.entry for intervention in waiting[-SHOWN:]):
+        answered = [_short(m.first_id) for m in story.matters if m.answer is not None and m.answer.entry_id == entry.id]
+        words = f" (answers incident {', '.join(answered)})" if answered else ""
+        yield _Row("outcome?", f"{_short(entry.id)} {plain(entry.title)}{words}")
+        left = next((one.from_launch for one in story.lineage.rollbacks if one.entry_id == entry.id), None)
+        if left is not None and newest is not None and newest > left:  # a launch has taken steps again
+            yield _Row("", f"did it help: `chronicle compare {story.run}@{left} {story.run}@{newest}`")
+        yield _close_row(entry.id)
     hidden = max(0, len(matters) - SHOWN) + max(0, len(waiting) - SHOWN)
     if hidden:
         yield _Row("", f"… and {hidden} more: `chronicle log --open`")
@@ -428,28 +419,9 @@ def _open(story: Story, printed: Set[int | None]) -> Iterator[_Row]:
         yield _Row("", plain(story.proposal.command).replace(" ", UNCUT_SPACE))  # to be pasted: on one line
 
 
-def _compared(story: Story, entry_id: str) -> Iterator[_Row]:
-    """How to see whether a rollback helped, once a launch has taken steps again."""
-    mark = next((one for one in story.lineage.rollbacks if one.entry_id == entry_id), None)
-    newest = story.lineage.head_launch
-    if mark is not None and mark.from_launch is not None and newest is not None and newest > mark.from_launch:
-        yield _Row("", f"did it help: `chronicle compare {story.run}@{mark.from_launch} {story.run}@{newest}`")
-
-
 def _close_row(entry_id: str) -> _Row:
     command = f"chronicle note --close {_short(entry_id)} --outcome worked"
     return _Row("", f"record the outcome (worked, failed, partly): `{command}`")
-
-
-def _matter(matter: Matter) -> str:
-    launch = f" (launch {matter.entry.launch})" if matter.entry.launch is not None else ""
-    return f"{plain(matter.entry.title) or 'incident'}{launch}"
-
-
-def _answered(story: Story, intervention: Intervention) -> str:
-    """The incidents that the intervention answers."""
-    ids = [_short(m.first_id) for m in story.matters if m.answer is not None and m.answer.entry_id == intervention.entry.id]
-    return f" (answers incident {', '.join(ids)})" if ids else ""
 
 
 def _short(entry_id: str) -> str:

@@ -1,4 +1,4 @@
-"""`chronicle verify`: checks checkpoints, records the verdict, and moves strays into quarantine.
+"""`chronicle verify`: checks checkpoints, records the verdict, names the newest whole one, and moves strays into quarantine.
 
 Every byte is read unless `--quick` is given. The verdict on a run's own checkpoints is recorded in its journal.
 """
@@ -10,13 +10,14 @@ from pathlib import Path
 from typing import Any
 
 from chronicle.checkpoints import name_twins, record_verdicts, stamp_or_none
-from chronicle.cli.latest import latest
 from chronicle.cli.options import AT_CHECKPOINTS, AtCheckpoints, CommandResult, ExitCode, YesOption
-from chronicle.cli.transaction import agree, byte_progress, move_back
+from chronicle.cli.transaction import agree, byte_progress
 from chronicle.errors import ChronicleError, UsageProblem
 from chronicle.goback import open_run
 from chronicle.goback.applying import uninterrupted
+from chronicle.journal import read_journal
 from chronicle.journal.events import Quarantined
+from chronicle.latest import find_latest
 from chronicle.settings import Settings
 from rollback.checkpoint.layout import Checkpoint
 from rollback.checkpoint.listing import (
@@ -30,7 +31,6 @@ from rollback.checkpoint.manifest import BY_HAND, MANIFEST_NAME, Manifest, Other
 from rollback.checks.remnants import remnant_findings
 from rollback.checks.verify import passes, root_stray_findings, unrecognised_findings, verify_checkpoint
 from rollback.disk import remote
-from rollback.disk.content import ByteProgress
 from rollback.errors import Finding, Severity, UnreadableFile, one_line
 from rollback.transaction.cleanup import (
     KEEP_VERIFIED,
@@ -48,14 +48,13 @@ def verify_checkpoints(
     all_: bool = False,
     full: bool = True,
     quarantine: bool = False,
-    restore: str | None = None,
     write: bool = False,
     newest: bool = False,
     print_path: bool = False,
     yes: YesOption = False,
     at: AtCheckpoints = AT_CHECKPOINTS,
 ) -> CommandResult:
-    """Verify one checkpoint or all of them (exit 5 on findings).
+    """Verify checkpoints, or find the newest (exit 5 on findings).
 
     It checks for stray and missing files, checksums, and whether steps and LRs agree. With --all it also names what a
     save that was cut left among the checkpoints. The verdict on a run's own checkpoints is recorded in its journal, and
@@ -63,23 +62,21 @@ def verify_checkpoints(
 
     Example: chronicle verify --all
 
+    The newest one that is whole: python train.py --resume "$(chronicle verify --newest --print-path)"
+
     Options:
       [CKPT]: A path, a step or STEP@LAUNCH. Without it, all checkpoints.
       --all: Verify all checkpoints of the run, also abandoned ones.
-      --full/--quick: Read every byte, or only names and structure.
+      --full, --verified/--quick: Read every byte, or only names and structure.
       --quarantine: Move strays to a directory that no loader reads.
-      --restore ID: Move the strays of a quarantine back.
       --write: Write the manifest of CKPT: names, sizes, and digests unless --quick.
       --newest: Only the newest checkpoint that is whole (exit 1 if there is none).
       --print-path: Of the newest, print the path alone, for scripts.
     """
-    if restore is not None:
-        with open_run(at.settings()) as opened:
-            return move_back(opened, restore, yes=yes)
     if newest or print_path:
         if checkpoint or all_ or write or quarantine:
             raise UsageProblem("--newest looks for the checkpoint itself: expected no CKPT and no other action beside it")
-        return latest(full, print_path, at)
+        return _newest(full, print_path, at)
     if write:
         if not checkpoint:
             raise UsageProblem("--write is of one checkpoint: expected CKPT", "as in `chronicle verify --write 30500`")
@@ -123,24 +120,10 @@ def _verified(chosen: Sequence[Checkpoint], full: bool) -> tuple[Found, list[str
         byte_progress(total if full else 0, len(chosen)) as bar,
     ):
         for checkpoint in chosen:
-            told = _Told(bar)
             stamps.append(stamp_or_none(checkpoint.path))
-            findings = verify_checkpoint(checkpoint, full=full, executor=executor, progress=told.add)
-            told.add(checkpoint.size_bytes - told.count)  # what needed no reading
+            findings = verify_checkpoint(checkpoint, full=full, executor=executor, progress=bar)
             found.append((str(checkpoint.path), checkpoint, findings))
     return found, stamps
-
-
-class _Told:
-    """How many bytes of one checkpoint the bar has been told."""
-
-    def __init__(self, bar: ByteProgress | None) -> None:
-        self.bar, self.count = bar, 0
-
-    def add(self, count: int) -> None:
-        self.count += count
-        if self.bar is not None:
-            self.bar(count)
 
 
 def _remember(found: Found, stamps: Sequence[str | None], full: bool, at: AtCheckpoints) -> tuple[str, ...]:
@@ -210,6 +193,39 @@ def _data(found: Found, full: bool) -> Mapping[str, Any]:
     }
 
 
+# --- The newest that a launch can resume from: restarts and trainers ask the same function
+
+
+def _newest(full: bool, print_path: bool, at: AtCheckpoints) -> CommandResult:
+    """What is incomplete, damaged, spoilt or of a side try is passed over, with the reason."""
+    settings = at.settings(stores=True)
+    root = settings.need_checkpoints()
+    found = find_latest(root, read_journal(settings.paths).entries, full=full, settings=settings)
+    said = [f"passed over: {_named(one.checkpoint)}: {one_line(one.reason)}" for one in found.passed_over]
+    said += filter(None, [found.words()])
+    chosen = found.checkpoint
+    if chosen is None:
+        what = "every byte of which can be verified" if full else "that is whole"
+        first = f"; {said[0]}" if said else ""
+        raise ChronicleError(f"no checkpoint {what} in `{root}`{first}", "`chronicle verify --all` says what is wrong")
+    depth = "verified (every byte read)" if found.verified else "whole (names, structure and counters; not every byte was read)"
+    passed_over = [
+        {"path": str(one.path), "step": one.step, "launch": one.launch, "reason": reason}
+        for one, reason, _ in found.passed_over
+    ]
+    data = {"path": str(chosen.path), "step": chosen.step, "launch": chosen.launch, "format": chosen.format}
+    return CommandResult(
+        text=str(chosen.path) if print_path else f"{_named(chosen)} · {depth}\n{one_line(str(chosen.path))}",
+        data=data | {"every_byte_read": found.verified, "passed_over": passed_over},
+        talk=tuple(said),
+    )
+
+
+def _named(one: Checkpoint) -> str:
+    launch = "" if one.launch is None else f" (launch {one.launch})"
+    return f"step {one.step}{launch} {one_line(one.path.name)}"
+
+
 # --- Quarantine of strays
 
 
@@ -231,7 +247,7 @@ def move_strays(
     return CommandResult(
         text=f"{text}\n\ndone: moved to {where}",
         data={"changed": True, "id": entry.id, "moved": [move.path for move in moves], "directory": str(where)},
-        talk=(f"undo it with `chronicle verify --restore {entry.id}`",),
+        talk=(f"undo it with `chronicle undo {entry.id[-8:]}`",),
     )
 
 

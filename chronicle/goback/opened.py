@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from chronicle.checkpoints import is_by_stamp, known_states, stamp_or_none
-from chronicle.errors import ChronicleError, JournalError, Refusal
+from chronicle.errors import JournalError, Refusal
 from chronicle.journal import Entry, Journal, JournalWriter, read_journal
 from chronicle.journal.events import (
     EVENTS,
@@ -263,23 +263,8 @@ def closed_intents(entries: Iterable[Entry]) -> tuple[str, ...]:
     return tuple(closed)
 
 
-def find_undoable(entries: Sequence[Entry], wanted: str | None = None) -> Entry | None:
-    """The receipt of the last rollback that is not undone, or None; a named one must be that one.
-
-    Raises `ChronicleError` when the named one is undone, or when another rollback was made after it.
-    """
+def find_undoable(entries: Sequence[Entry]) -> Entry | None:
+    """The receipt of the last rollback that is not undone, or None."""
     undone = {ref for entry in entries if entry.kind == UndoReceipt.KIND for ref in entry.refs}
     present = [entry for entry in entries if entry.kind == RollbackReceipt.KIND and entry.id not in undone]
-    last = present[-1] if present else None
-    if wanted is None:
-        return last
-    name = wanted.upper()
-    named = [entry for entry in present if entry.id.endswith(name) or entry.id.startswith(name)]
-    if not named:
-        raise ChronicleError(f"no rollback `{wanted}` that can be undone", "`chronicle log` lists the rollbacks")
-    if last is not None and named[-1].id != last.id:
-        raise ChronicleError(
-            f"rollback {last.id} was made after {named[-1].id}: expected to undo the later one first",
-            "`chronicle undo` undoes the last one",
-        )
-    return last
+    return present[-1] if present else None

@@ -438,7 +438,7 @@ def _move(
     with JournalWriter(settings.paths) as writer:
         entry = set_aside(root, names, newest, writer, why=why)
     if entry is not None:
-        say(f"set aside, {why}: {', '.join(names)}; undo it with `chronicle verify --restore {entry.id}`")
+        say(f"set aside, {why}: {', '.join(names)}; undo it with `chronicle undo {entry.id[-8:]}`")
 
 
 # --- the loop: here; on several nodes once, whoever starts them decides

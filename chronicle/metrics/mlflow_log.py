@@ -19,7 +19,7 @@ from chronicle.metrics.log import Point, gather
 SQLITE_HEAD = b"SQLite format 3\0"
 LOCK_SECONDS = 5.0  # how long a writer of the database is waited for
 Measurement = tuple[int, float, str, float]  # step, seconds, name, value
-NO_STORE = ("not an MLflow store", "chronicle spikes mlflow.db#RUN")
+NO_STORE = ("not an MLflow store", "chronicle watch --once mlflow.db#RUN")
 NESTED = "SELECT run_uuid, value FROM tags WHERE key = 'mlflow.parentRunId'"
 
 

@@ -42,7 +42,7 @@ KINDS = {  # a kind of the detector and of the guard -> words, with the place of
     "steps-skipped": "All steps are skipped: {}",
 }
 STANDINGS = {"partial": "recovered in part", "recovered": "recovered by itself"}
-TIERS = {"propose": "a rollback is proposed", "warn": "warning", "notice": "notice"}
+TIERS = {"propose": "a rollback is advised", "warn": "warning", "notice": "notice"}
 OUTCOMES_DONE = frozenset(("worked", "failed", "partly", "interrupted", "inconclusive", "superseded"))
 
 
@@ -116,9 +116,9 @@ def event_of(entry: Entry) -> Incident:
 def incident_title(entry: Entry) -> str:
     """What happened and since which step, in words where the detector wrote its own title: `Spike of loss from step 120`."""
     event = event_of(entry)
-    made = entry.title.removeprefix(f"{event.tier}: ").startswith(f"{event.kind} on ")
-    if not made or event.kind not in KINDS or event.onset_step is None:
-        return entry.title
+    title = entry.title.removeprefix(f"{event.tier}: ")
+    if not title.startswith(f"{event.kind} on ") or event.kind not in KINDS or event.onset_step is None:
+        return title
     first, more = event.channels[:1], len(event.channels) - 1
     what = "".join(first) + (f" and {more} more" if more > 0 else "") or "the log"
     return f"{KINDS[event.kind].format(what)} from step {event.onset_step:,}"
@@ -231,5 +231,5 @@ def _concerns(close: Entry, proposal: Entry) -> bool:
 
 
 def _command(step: int | None, scale: float | None) -> str:
-    words = "chronicle spikes" if step is None else f"chronicle rollback --to {step}"
+    words = "chronicle watch --once" if step is None else f"chronicle rollback --to {step}"
     return words if scale is None or scale == 1 else f"{words} --lr-scale {scale:g}"

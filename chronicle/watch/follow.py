@@ -1,4 +1,4 @@
-"""Follow a growing log or run: read what was appended since the last look and fold it.
+"""Follow a growing log or run: a `Scan` that is given what was appended since the last look.
 
 A line without its end waits for the rest. Files that do not grow by lines (databases, event files, JSON documents) are
 read again when they change.
@@ -14,79 +14,19 @@ from chronicle.journal import read_journal
 from chronicle.journal.events import EntryKind
 from chronicle.metrics.lines import UTF_16_MARKS, is_gzip, read_head
 from chronicle.metrics.log import Point, parse_line
-from chronicle.metrics.readers import (
-    BINARY,
-    PLAIN,
-    AnyLine,
-    Contents,
-    LogReading,
-    UnknownLog,
-    form_of,
-    read_log,
-    unread_log,
-)
-from chronicle.paths import RunPaths
-from chronicle.resume.checks.check import Check
-from chronicle.watch.restart import LogRestart
-from rollback.channels import Role, find_channel
-from rollback.detect import Detector, Event
+from chronicle.metrics.readers import BINARY, PLAIN, AnyLine, LogReading, UnknownLog, form_of, read_log, unread_log
+from chronicle.paths import RunPaths, list_launch_numbers
+from chronicle.watch.scan import Scan, advice_on_file, advice_on_run, breaches_of
 
 
-class Follower:
-    """`look()` folds the new points and returns the events that they opened or changed."""
-
-    def __init__(
-        self, read: Callable[[], list[Point]], form: str = "metrics.jsonl", reading: LogReading = PLAIN,
-        path: Path | None = None, ended: Callable[[], str] = str,
-    ) -> None:  # fmt: skip
-        """`path` is the log that is followed; None where several of ours are. `ended`: how the run did, if it has."""
-        self.ended = ended
-        self._read, self._path, self._reading = read, path, reading
-        self.detector = Detector(role_of=reading.role_of)
-        self.contents = Contents(form, reading)
-        self._restarts = LogRestart()
-        self.trips: list[tuple[int, Check]] = []  # (step of the restart, failed check)
-        self.last: Point | None = None
-
-    @property
-    def rows(self) -> int:
-        """The number of rows read."""
-        return self.detector.row
-
-    def look(self) -> list[Event]:
-        """Fold the points since the last look; each event is returned once, as it is now."""
-        changed: dict[int, Event] = {}
-        for point in self._read():
-            self.last = point
-            self.contents.note(point)
-            self.trips += self._restarts.feed(point)
-            for event in self.detector.feed(point.step, point.values, time=point.time, launch=point.launch):
-                changed[event.id] = event
-        return list(changed.values())
-
-    def unread(self) -> UnknownLog | None:
-        """Why no point was read from a log that holds something; None of one that is empty, or a table without rows yet."""
-        path = self._path
-        if path is None or (path.is_file() and (not path.stat().st_size or form_of(path, self._reading) == "table")):
-            return None
-        return unread_log(path, self._reading)
-
-    def status_line(self) -> str:
-        """Return step, loss, LR and gradient norm of the last point."""
-        if self.last is None:
-            return "no points yet"
-        values = self.last.values
-        told = ((Role.LOSS, self._reading.loss), (Role.LR, self._reading.lr), (Role.NORM, None))
-        names = (find_channel(values, role) if given is None else given if given in values else None for role, given in told)
-        shown = [f"{name} {values[name]:.5g}" for name in names if name is not None]
-        return f"step {self.last.step}  {'  '.join(shown)}"
-
-
-def follow_file(path: Path, *, once: bool = False, reading: LogReading = PLAIN) -> Follower:
-    """Follow a log of any known format. `once`: there will be one look only, so the last point is not held back."""
+def follow_file(
+    path: Path, *, once: bool = False, checkpoints_dir: Path | None = None, reading: LogReading = PLAIN
+) -> Scan:
+    """Follow a log of any known format. `once`: the last point of one that is read whole is not held back."""
+    read = Reread(path, hold_last=not once, reading=reading).read
     if grows_by_lines(path):
-        return Follower(Tail(path, AnyLine(reading)).read, form_of(path, reading), reading, path)
-    return Follower(Reread(path, hold_last=not once, reading=reading).read, form_of(path, reading), reading, path)
+        read = Tail(path, AnyLine(reading)).read
+    return Scan(str(path), read, advice_on_file(checkpoints_dir), form=form_of(path, reading), reading=reading)
 
 
 def grows_by_lines(path: Path) -> bool:
@@ -96,22 +36,31 @@ def grows_by_lines(path: Path) -> bool:
     return not (is_gzip(path) or read_head(path).startswith(UTF_16_MARKS))
 
 
-def follow_run(paths: RunPaths, reading: LogReading = PLAIN) -> Follower:
+def why_unread(path: Path, reading: LogReading) -> UnknownLog | None:
+    """Why no point was read from a log that holds something; None of one that is empty, or a table without rows yet."""
+    if path.is_file() and (not path.stat().st_size or form_of(path, reading) == "table"):
+        return None
+    return unread_log(path, reading)
+
+
+def follow_run(
+    paths: RunPaths, checkpoints_dir: Path | None = None, *, options: tuple[str, ...] = (), reading: LogReading = PLAIN
+) -> Scan:
     """Follow all launches of a run in order, new ones as they come."""
     tails: dict[int, Tail] = {}
 
     def read() -> list[Point]:
-        names = [p.name for p in paths.launches_dir.iterdir()] if paths.launches_dir.is_dir() else []
         points: list[Point] = []
-        for launch in sorted(int(name) for name in names if name.isdecimal()):
+        for launch in list_launch_numbers(paths):
             tail = tails.setdefault(launch, Tail(paths.metrics_path(launch)))
             points += [point._replace(launch=launch) for point in tail.read()]
         return points
 
-    return Follower(read, reading=reading, ended=lambda: _how_ended(paths))
+    advise = advice_on_run(paths, checkpoints_dir, options)
+    return Scan(paths.run, read, advise, reading=reading, more=lambda events: breaches_of(paths)(events))
 
 
-def _how_ended(paths: RunPaths) -> str:
+def how_ended(paths: RunPaths) -> str:
     """How the newest launch ended, in its entry's words; "" while it runs or is started again."""
     told = list(read_journal(paths).of_kind(EntryKind.LAUNCH_START, EntryKind.LAUNCH_END, EntryKind.RESTART))
     if not told or told[-1].kind == EntryKind.LAUNCH_START or str(told[-1].data.get("decision")).startswith("again"):

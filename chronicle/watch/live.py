@@ -15,7 +15,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from chronicle.journal.entries import Entry
-from chronicle.journal.events import EntryKind, Incident, LaunchStart, events_of
+from chronicle.journal.events import EntryKind, Incident, JournalEvent, LaunchStart, events_of
 from chronicle.journal.reader import read_journal
 from chronicle.journal.writer import JournalWriter
 from chronicle.metrics.log import Point
@@ -61,12 +61,12 @@ class LiveWatch:
         self._say = say
         self._hooks = Hooks(hooks or {}, lambda line: say(f"chronicle: {line}"))
         self._promise = LrPromise(0, ())
-        self._restart = LiveRestart(
-            launch, lambda step, title, event: writer.write(event, step=step, launch=launch, title=title), say
-        )
-        self._again = StepsAgain(
-            paths, launch, lambda step, title, event: writer.write(event, step=step, launch=launch, title=title), say
-        )
+
+        def write(step: int | None, title: str, event: JournalEvent) -> None:
+            writer.write(event, step=step, launch=launch, title=title)
+
+        self._restart = LiveRestart(launch, write, say)
+        self._again = StepsAgain(paths, launch, write, say)
         self._journal_bytes = 0
         self._breaches: list[Entry] = []  # found by the guard, not reported yet
         self._seen_breaches: set[str] = set()

@@ -81,12 +81,11 @@ class RestartCheck:
 
 
 class LogRestart:
-    """Restarts inside one log, for `chronicle watch FILE` and `chronicle spikes FILE`."""
+    """Restarts inside one log, for `chronicle watch FILE`."""
 
     def __init__(self) -> None:
         self._rows: deque[LoggedRow] = deque(maxlen=4 * NUM_BEFORE)
         self._check: RestartCheck | None = None
-        self._launch: int | None = None
 
     def feed(self, point: Point) -> list[tuple[int, Check]]:
         """Return (step of the restart, failed check) for each check that this point makes fail."""
@@ -98,7 +97,6 @@ class LogRestart:
             before = [known for known in self._rows if known[0] < point.step]
             self._check = RestartCheck(before=before or list(self._rows), head=head, first_step=point.step)
             self._rows = deque(before, maxlen=self._rows.maxlen)
-        self._launch = point.launch if point.launch is not None else self._launch
         self._rows.append(row)
         if self._check is None:
             return []
@@ -107,9 +105,7 @@ class LogRestart:
         return found
 
     def _is_restart(self, point: Point) -> bool:
-        """Whether another launch begins; in one log, whether two logged steps repeat: one alone is a line printed twice."""
-        if self._launch is not None and point.launch is not None:
-            return bool(self._rows) and point.launch != self._launch
+        """Whether two logged steps repeat: one alone is a line printed twice."""
         return len(self._rows) > 1 and point.step <= self._rows[-2][0]
 
 

@@ -1,56 +1,38 @@
-"""Scans a finished log or a whole run: events, proposal, the series for a sparkline."""
+"""Folds one log or a whole run: what was read, events, restarts, a line of text, and the proposal.
+
+`scan_file` and `scan_run` read once. `chronicle.watch.follow` gives a `Scan` what a growing log got since the last look.
+"""
 
 from __future__ import annotations
 
 import math
 import shlex
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+from chronicle.errors import ChronicleError, Refusal
 from chronicle.journal.lineage import compute_lineage
-from chronicle.journal.reader import read_journal
+from chronicle.journal.reader import describe_damage, find_damage, read_journal
 from chronicle.metrics.log import Point, read_metrics
 from chronicle.metrics.readers import PLAIN, Contents, LogReading, form_of, read_log
-from chronicle.paths import RunPaths
+from chronicle.paths import RunPaths, list_launch_numbers
+from chronicle.resume.checks.check import Check
 from chronicle.watch.advice import breach_events, collect_candidates, propose_of_run
-from rollback.detect import Detector, Event, Status, Tier
+from chronicle.watch.restart import LogRestart
+from rollback.channels import Role, find_channel
+from rollback.detect import Detector, Event, Kind, Status, Tier
+from rollback.errors import RollbackError
 from rollback.propose import History, Proposal, propose
 
 SPARK_POINTS = 72  # of a line of text
 Slice = tuple[int, float]  # first row, highest loss
+Advise = Callable[[Sequence[Event], int], Proposal | None]
 JSON_FIELDS = (
     "kind", "tier", "status", "onset_step", "onset_low_step", "onset_row", "onset_low_row", "alarm_step", "alarm_row",
-    "peak_step", "peak_row", "recovered_step", "recovered_row", "channels", "cluster", "excess", "sigmas",
+    "peak_step", "peak_row", "recovered_step", "recovered_row", "channels", "cluster", "excess", "sigmas", "evidence",
 )  # fmt: skip
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Scan:
-    """The result for one log; `spark` holds (first row, highest loss) of equal slices of it."""
-
-    source: str
-    rows: int
-    last_step: int
-    events: tuple[Event, ...]
-    proposal: Proposal | None
-    spark: tuple[Slice, ...]
-    problem: str | None = None  # why the log could not be read
-    blind: bool = False  # it was read, and holds no loss that is known
-    contents: Contents | None = None  # what was read; None where nothing could be
-
-    def to_json(self) -> dict[str, Any]:
-        """Return one object per file; `proposals` is a list, empty where no event calls for one."""
-        return {
-            "file": self.source,
-            "rows": self.rows,
-            **({} if self.contents is None else {"read": self.contents.to_json()}),
-            "events": [{name: record[name] for name in JSON_FIELDS} | {"evidence": record["evidence"]}
-                       for record in (event.to_json() for event in self.events)],
-            "proposals": [] if self.proposal is None else [self.proposal.to_json()],
-            **({} if self.problem is None else {"problem": self.problem}),
-        }  # fmt: skip
 
 
 class Spark:
@@ -87,54 +69,108 @@ def _merge(first: Slice, second: Slice) -> Slice:
     return first[0], high
 
 
-def unread(source: str, problem: str, *, blind: bool = False) -> Scan:
-    """Return the scan of a log that could not be read."""
-    return Scan(source=source, rows=0, last_step=0, events=(), proposal=None, spark=(), problem=problem, blind=blind)
+class Scan:
+    """One log as far as it was read. `look()` folds the points that `read` gives, `finish()` judges what is open."""
 
+    def __init__(
+        self, source: str, read: Callable[[], Iterable[Point]], advise: Advise, *, form: str = "metrics.jsonl",
+        reading: LogReading = PLAIN, more: Callable[[Sequence[Event]], Sequence[Event]] = lambda _: (),
+    ) -> None:  # fmt: skip
+        """`advise(events, last_step)` makes the proposal where an event calls for one; `more`: events that no log holds."""
+        self.source, self.reading = source, reading
+        self.detector = Detector(role_of=reading.role_of)
+        self.contents, self.spark = Contents(form, reading), Spark()
+        self.trips: list[tuple[int, Check]] = []  # (step of a restart in one log, failed check)
+        self.last: Point | None = None
+        self.proposal: Proposal | None = None
+        self.problem = ""
+        self._read, self._advise, self._more = read, advise, more
+        self._restarts = LogRestart()
+        self._begins: set[int] = set()  # first steps of later launches: the journal tells of them
 
-Advise = Callable[[Sequence[Event], int], Proposal | None]
+    @property
+    def rows(self) -> int:
+        """The number of rows read."""
+        return self.detector.row
 
+    @property
+    def events(self) -> tuple[Event, ...]:
+        """What the detector found, and what stands in no log."""
+        own = self.detector.events
+        return (*filter(self._is_news, own), *self._more(own))
 
-def scan_points(
-    points: Iterable[Point], source: str, advise: Advise, more: Callable[[Sequence[Event]], Sequence[Event]] = lambda _: (),
-    *, form: str = "metrics.jsonl", reading: LogReading = PLAIN,
-) -> Scan:
-    """Fold all points; `advise(events, last_step)` makes the proposal where an event calls for one.
+    def look(self) -> list[Event]:
+        """Fold the points since the last look; returns the events that they opened or changed, each as it is now."""
+        changed: dict[int, Event] = {}
+        for point in self._read():
+            if self.last is not None and point.launch != self.last.launch:
+                self._begins.add(point.step)
+            self.detector.skip_to(point.row)
+            loss = self.reading.loss_of(point.values)
+            if loss is not None:
+                self.spark.feed(self.detector.row, loss)
+            self.contents.note(point)
+            if point.launch is None:  # the supervisor has compared a run's own launches, and knew of rollbacks
+                self.trips += self._restarts.feed(point)
+            for event in self.detector.feed(point.step, point.values, time=point.time, launch=point.launch):
+                changed[event.id] = event
+            self.last = point
+        return list(filter(self._is_news, changed.values()))
 
-    `more(events)`: events that stand in no log.
-    """
-    detector, contents, spark = Detector(role_of=reading.role_of), Contents(form, reading), Spark()
-    last_step = 0
-    for point in points:
-        detector.skip_to(point.row)
-        row = detector.row
-        detector.feed(point.step, point.values, time=point.time, launch=point.launch)
-        contents.note(point)
-        last_step = point.step
-        loss = reading.loss_of(point.values)
-        if loss is not None:
-            spark.feed(row, loss)
-    detector.finish()
-    found = more(detector.events)
-    events = (*detector.events, *found)
-    contents.need_loss(source)
-    last_step = max([last_step, *(event.alarm_step for event in found)])
-    calls = any(event.tier is Tier.PROPOSE for event in events)
-    return Scan(
-        source=source,
-        rows=detector.row,
-        last_step=last_step,
-        events=events,
-        proposal=advise(events, last_step) if calls else None,
-        spark=spark.line(),
-        contents=contents,
-    )
+    def _is_news(self, event: Event) -> bool:
+        return event.kind is not Kind.RESTART_REWIND or event.onset_step not in self._begins
+
+    def finish(self) -> Scan:
+        """Judge the open events: there is no more to read."""
+        self.detector.finish()
+        self.advise()
+        return self
+
+    def advise(self) -> None:
+        """Make the proposal that the events call for; `problem` says why none could be made."""
+        self.proposal, self.problem = None, ""
+        if any(event.tier is Tier.PROPOSE for event in self.events):
+            try:
+                self.proposal = self._advise(self.events, self.last_step)
+            except (ChronicleError, RollbackError, OSError) as problem:  # what was found is told all the same
+                self.problem = f"no proposal could be made: {problem}"
+
+    @property
+    def last_step(self) -> int:
+        """The last step that was read, or a later one of an event that stands in no log."""
+        found = self._more(self.detector.events)
+        return max([0 if self.last is None else self.last.step, *(event.alarm_step for event in found)])
+
+    def status_line(self) -> str:
+        """Step, loss, LR and gradient norm of the last point."""
+        if self.last is None:
+            return "no points yet"
+        values = self.last.values
+        told = ((Role.LOSS, self.reading.loss), (Role.LR, self.reading.lr), (Role.NORM, None))
+        names = (find_channel(values, role) if given is None else given if given in values else None for role, given in told)
+        shown = [f"{name} {values[name]:.5g}" for name in names if name is not None]
+        return f"step {self.last.step}: {', '.join(shown)}"
+
+    def to_json(self) -> dict[str, Any]:
+        """One object; `proposals` is a list, empty where no event calls for one."""
+        restarts = [{"step": step, **check.to_json()} for step, check in self.trips]
+        records = [event.to_json() for event in self.events]
+        return {
+            "file": self.source,
+            "rows": self.rows,
+            "read": self.contents.to_json(),
+            "events": [{name: record[name] for name in JSON_FIELDS} for record in records],
+            "proposals": [] if self.proposal is None else [self.proposal.to_json()],
+            **({"problem": self.problem} if self.problem else {}),
+            **({"restarts": restarts} if restarts else {}),
+        }
 
 
 def scan_file(path: Path, *, checkpoints_dir: Path | None = None, reading: LogReading = PLAIN) -> Scan:
     """Scan one log that belongs to no run. Without a directory of checkpoints a proposal names the onset and no target."""
-    form, advise = form_of(path, reading), advice_on_file(checkpoints_dir)
-    return scan_points(read_log(path, reading), str(path), advise, form=form, reading=reading)
+    read, form = partial(read_log, path, reading), form_of(path, reading)
+    scan = Scan(str(path), read, advice_on_file(checkpoints_dir), form=form, reading=reading)
+    return _read_whole(scan)
 
 
 def scan_run(
@@ -144,13 +180,23 @@ def scan_run(
 
     `options` go into the proposed command: what else it needs to find the same run and checkpoints.
     """
-    entries = read_journal(paths).entries
-
-    def breaches(events: Sequence[Event]) -> Sequence[Event]:
-        return breach_events(entries, compute_lineage(entries), after=events)
-
     advise = advice_on_run(paths, checkpoints_dir, options)
-    return scan_points(_run_points(paths), paths.run, advise, breaches, reading=reading)
+    scan = Scan(paths.run, partial(_run_points, paths), advise, reading=reading, more=breaches_of(paths))
+    return _read_whole(scan)
+
+
+def _read_whole(scan: Scan) -> Scan:
+    """Raises NothingToWatch where no loss is known."""
+    scan.look()
+    scan.contents.need_loss(scan.source)
+    return scan.finish()
+
+
+def breaches_of(paths: RunPaths) -> Callable[[Sequence[Event]], Sequence[Event]]:
+    """Return what adds the weights that the guard of a run found spoilt, by its journal as it is now."""
+    entries = read_journal(paths).entries
+    lineage = compute_lineage(entries)
+    return lambda events: breach_events(entries, lineage, after=events)
 
 
 def advice_on_file(checkpoints_dir: Path | None) -> Advise:
@@ -166,9 +212,12 @@ def advice_on_file(checkpoints_dir: Path | None) -> Advise:
 
 
 def advice_on_run(paths: RunPaths, checkpoints_dir: Path | None, options: tuple[str, ...] = ()) -> Advise:
-    """Return what makes the proposal for a run, by its journal as it is then."""
+    """Return what makes the proposal for a run, by its journal as it is then; a damaged one may lack a rollback."""
 
     def advise(events: Sequence[Event], last_step: int) -> Proposal | None:
+        damage = find_damage(paths, read_journal(paths))
+        if damage:
+            raise Refusal(describe_damage(paths, damage))
         before = _newest_onset(events, last_step)
         return propose_of_run(paths, events, checkpoints_dir, last_step=last_step, before=before, options=options)
 
@@ -182,14 +231,10 @@ def _newest_onset(events: Sequence[Event], last_step: int) -> int:
 
 def _run_points(paths: RunPaths) -> Iterable[Point]:
     """Yield the points of all launches, in launch order, each with its launch."""
-    if not paths.launches_dir.is_dir():
-        return
-    for directory in sorted(paths.launches_dir.iterdir()):
-        if not (directory.name.isdecimal() and paths.metrics_path(int(directory.name)).is_file()):
-            continue
-        launch = int(directory.name)
-        for point in read_metrics(paths.metrics_path(launch)):
-            yield point._replace(launch=launch)
+    for launch in list_launch_numbers(paths) if paths.launches_dir.is_dir() else ():
+        if paths.metrics_path(launch).is_file():
+            for point in read_metrics(paths.metrics_path(launch)):
+                yield point._replace(launch=launch)
 
 
 def describe_event(event: Event) -> str:

@@ -40,7 +40,7 @@ CHUNK_BYTES = 4 << 20  # a multiple of every element's size
 WIDE, HALF = b"\x7f\xff", b"\x7c\x7d\x7e\x7f\xfc\xfd\xfe\xff"  # highest bytes of elements that are not finite
 NOT_FINITE = {"float64": WIDE, "float32": WIDE, "bfloat16": WIDE, "float16": HALF}
 SAFETENSORS = {"F64": "float64", "F32": "float32", "F16": "float16", "BF16": "bfloat16"}
-REMEDY = "go back to an earlier checkpoint: `chronicle spikes` names one"
+REMEDY = "go back to an earlier checkpoint: `chronicle watch --once` names one"
 
 
 class _NotRead(RollbackError):

@@ -193,7 +193,7 @@ def check_sound(manifest: Manifest) -> list[Finding]:
     if not words:
         return []
     message = f"spoilt when it was saved: {words}"
-    remedy = "go back to an earlier checkpoint: `chronicle spikes` names one"
+    remedy = "go back to an earlier checkpoint: `chronicle watch --once` names one"
     return [Finding("F11", Severity.ERROR, "chronicle-manifest.json", message, remedy)]
 
 

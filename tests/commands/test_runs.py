@@ -94,10 +94,10 @@ def test_where_selects_by_columns_settings_and_channels(
 def test_a_run_of_which_a_name_is_not_known_is_not_listed_and_counted(logs: Path, chronicle: Cli) -> None:
     make(logs, "d", lr=1e-4, steps=0)
     shown = chronicle("runs", "--where", "loss < 10")
-    assert "1 of 4 runs not listed: `loss < 10` names what is not known of them" in shown.err
+    assert "1 of 4 runs are not listed: `loss < 10` asks for something that they do not have" in shown.err
     assert [line.split()[0] for line in shown.out.splitlines()[1:]] == ["a", "b", "c"]
     told = chronicle("runs", "--where", "not nothing_of_this_name or status == running and loss < 1").err
-    assert "4 of 4 runs not listed" in told and "`nothing_of_this_name`, `running` of none of the runs" in told
+    assert "4 of 4 runs are not listed" in told and "no run at all has `nothing_of_this_name`, `running`" in told
     assert chronicle("runs", "--where", "status == 'finished' or unheard_of > 1").out.count("finished") == 3
 
 
@@ -265,8 +265,16 @@ def test_open_reads_the_lineage_and_what_was_abandoned(tmp_path: Path) -> None:
     assert [launch.number for launch in run.launches] == [1, 2] and run.entries
     with pytest.raises(ChronicleError, match="no channel `accuracy`: logged are `loss`"):
         run.curve("accuracy")
-    with pytest.raises(ChronicleError, match="it holds no journal"):
+    with pytest.raises(ChronicleError, match=r"no run `logs` in `.*`: found `toy`"):
         package.open(tmp_path / "logs")
+
+
+def test_open_finds_a_run_of_this_project_by_its_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    toy_run(tmp_path)
+    monkeypatch.chdir(tmp_path)
+    assert package.open("toy").curve("loss").step[-1] == 8
+    with pytest.raises(ChronicleError, match=r"no run `tony` in `.*logs`: found `toy`"):
+        package.open("tony")
 
 
 def test_a_role_finds_the_channel_under_the_scripts_own_name(tmp_path: Path) -> None:

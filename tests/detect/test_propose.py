@@ -59,7 +59,8 @@ def test_short_run_still_gets_a_target_and_is_told_so() -> None:
 def test_a_proposal_says_the_rule_that_chose_its_checkpoint() -> None:
     proposal = propose([event(900, 890)], grid(250, 1_000))
     assert proposal is not None and proposal.target_step == 750
-    assert "onset 900; 100 steps before it: 800; the newest sound checkpoint up to there: 750" in proposal.reasons
+    told = "the trouble begins at step 900; 100 steps earlier is step 800; "
+    assert told + "the newest sound checkpoint up to there is of step 750" in proposal.reasons
 
 
 def test_nothing_before_the_onset_is_said_and_not_papered_over() -> None:

@@ -17,6 +17,7 @@ from chronicle.errors import JournalError, Refusal
 from chronicle.journal import JournalWriter, read_journal
 from chronicle.journal.reader import find_damage
 from chronicle.launch.admission import ensure_startable
+from chronicle.metrics import MetricsWriter
 from chronicle.paths import RunPaths
 from chronicle.watch.autopilot import run_autopilot
 from tests.builders.story_runs import toy_run
@@ -183,7 +184,6 @@ def test_damage_is_said_and_nothing_is_decided(tmp_path: Path, chronicle: Cli, s
         (("undo", "--yes"), 3),
         (("recover",), 3),
         (("prune", "--yes"), 3),
-        (("propose",), 3),
         (("rollback", "--to", "5", "--dry-run"), 3),
         (("run", "--", "true"), 3),
         (("run", "--autopilot", "--", "true"), 3),
@@ -199,11 +199,17 @@ def test_every_command_that_decides_refuses(tmp_path: Path, chronicle: Cli, word
     assert picture(tmp_path) == before
 
 
-def test_a_proposal_with_a_reason_goes_on_and_says_the_damage(tmp_path: Path, chronicle: Cli) -> None:
+def test_no_rollback_is_proposed_by_a_damaged_journal(tmp_path: Path, chronicle: Cli) -> None:
+    """A lost entry may be a rollback. What the log shows is told all the same."""
     paths = sound_run(tmp_path)
+    with MetricsWriter(paths.metrics_path(2)) as log:
+        for step in range(9, 600):
+            log.write(step, {"loss": 2.0 + 0.01 * (step % 7) + max(0.0, 0.02 * (step - 400))})
+    assert chronicle("watch", "--once", "--json").json["proposals"]
     min(paths.journal_dir.glob("*.jsonl")).write_bytes(b"")
-    forced = chronicle("propose", "--force", "only looking")
-    assert forced.code == 0 and "is damaged" in forced.err and "going on: only looking" in forced.err
+    looked = chronicle("watch", "--once", "--json")
+    assert looked.code == 0 and looked.json["events"] and looked.json["proposals"] == []
+    assert "no proposal could be made" in looked.json["problem"] and "is damaged" in looked.json["problem"]
 
 
 def test_admission_of_a_launch_refuses_and_a_reason_starts_it(tmp_path: Path) -> None:

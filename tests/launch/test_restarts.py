@@ -296,7 +296,7 @@ def test_kills_in_steps_and_in_a_save_go_on_from_the_newest_verified_checkpoint(
     kept = driver.directory / "quarantine" / moved[0].id / "step-8.pt"
     assert kept.stat().st_size == 300
     os.rename(driver.directory / "ck/step-8.pt", driver.directory / "ck/later")  # the name is taken again
-    assert driver.call("verify", "--restore", moved[0].id, "--yes", "--checkpoints", "ck").returncode == 0
+    assert driver.call("undo", moved[0].id, "--yes", "--checkpoints", "ck").returncode == 0
     assert (driver.directory / "ck/step-8.pt").stat().st_size == 300
 
 
@@ -490,6 +490,6 @@ def test_a_pointer_that_names_a_cut_save_names_the_newest_verified_one_and_comes
     assert os.readlink(checkpoints / "newest") == "step-4.pt"
     (checkpoints / "step-6.pt").unlink()
     moved = driver.entries("quarantine")[0]
-    assert driver.call("verify", "--restore", moved.id, "--yes", "--checkpoints", "ck").returncode == 0
+    assert driver.call("undo", moved.id, "--yes", "--checkpoints", "ck").returncode == 0
     assert (checkpoints / "latest").read_text() == "step-6.pt\n"
     assert os.readlink(checkpoints / "newest") == "step-6.pt"

@@ -8,8 +8,7 @@ from typing import Any
 
 import pytest
 
-from chronicle.cli.spikes import LogWords, spikes
-from chronicle.cli.watch import watch
+from chronicle.cli.watch import LogWords, watch
 from chronicle.errors import UsageProblem
 from chronicle.metrics.readers import NothingToWatch, UnknownLog, read_log
 from rollback.channels import LossKind
@@ -17,6 +16,10 @@ from rollback.detect import Detector
 from tests.metrics.printed import read_lines
 
 STEPS = range(10, 4010, 10)
+
+
+def press_ctrl_c(_: float) -> None:
+    raise KeyboardInterrupt
 
 
 def losses(seed: int, *, spike: int | None = 3000) -> list[float]:
@@ -94,11 +97,11 @@ def test_two_columns_never_overwrite_each_other(tmp_path: Path) -> None:
 
 def test_a_scan_begins_with_what_was_read(tmp_path: Path) -> None:
     path = write_forms(tmp_path, record())["csv"]
-    result = spikes([str(path)])
+    result = watch([str(path)], once=True)
     read = result.text.splitlines()[1]
     assert read == "  read: table, 400 points, steps 10–4000; loss ← loss, train/loss; lr ← train/learning_rate"
     assert isinstance(result.data, dict) and result.data["read"]["loss"] == ["loss", "train/loss"]
-    assert "read: table, 400 points" in watch(str(path), once=True).text
+    assert "read: table, 400 points" in watch([str(path)], once=True).text
 
 
 
@@ -109,19 +112,19 @@ def test_a_log_without_a_loss_ends_with_2_and_the_way_out(fail: bool, tmp_path: 
     path = tmp_path / "odd.jsonl"
     path.write_text("".join(json.dumps({"step": step, "energy": 2.0}) + "\n" for step in STEPS))
     with pytest.raises(NothingToWatch, match=r"400 points.*energy") as problem:
-        spikes([str(path)], fail=fail)
+        watch([str(path)], once=True, fail=fail)
     assert problem.value.exit_code == 2 and "--loss" in (problem.value.remedy or "")
     with pytest.raises(NothingToWatch):
-        watch(str(path), once=True)
+        watch([str(path)], once=True)
     good = write_forms(tmp_path, record())["csv"]
-    assert spikes([str(path), str(good)], fail=fail).exit_code == 2
+    assert watch([str(path), str(good)], once=True, fail=fail).exit_code == 2
 
 
 def test_a_person_names_loss_step_and_lr(tmp_path: Path) -> None:
     path = tmp_path / "odd.jsonl"
     records = ({"tick": step, "energy": x, "loss/of/no/use": 1.0} for step, x in zip(STEPS, losses(1), strict=True))
     path.write_text("".join(json.dumps(record) + "\n" for record in records))
-    result = spikes([str(path)], words=LogWords(loss="energy", step="tick", ignore=["loss/*"]))
+    result = watch([str(path)], once=True, words=LogWords(loss="energy", step="tick", ignore=["loss/*"]))
     assert isinstance(result.data, dict)
     assert [event["onset_step"] for event in result.data["events"]] == [3000] and result.data["read"]["loss"] == ["energy"]
     assert result.data["read"]["channels"]["loss/of/no/use"]["role"] == "ignored"
@@ -136,7 +139,7 @@ def test_the_kind_of_a_loss_decides_how_it_is_judged(tmp_path: Path) -> None:
     path.write_text("step,loss\n" + "".join(rows))
     tiers: dict[Any, set[str]] = {}
     for kind in (None, LossKind.REWARD, LossKind.ADVERSARIAL):
-        data = spikes([str(path)], words=LogWords(kind=kind)).data
+        data = watch([str(path)], once=True, words=LogWords(kind=kind)).data
         assert isinstance(data, dict)
         tiers[kind] = {event["tier"] for event in data["events"]}
         assert bool(data["proposals"]) == (kind is None)
@@ -149,12 +152,12 @@ def test_a_line_format_is_taught_in_one_line(tmp_path: Path, monkeypatch: pytest
     (tmp_path / "chronicle.toml").write_text("[formats]\nmine = '<<(?P<step>\\d+)>> L~(?P<loss>\\S+) @ (?P<lr>\\S+)'\n")
     monkeypatch.chdir(tmp_path)
     for form in ("mine", r"<<(?P<step>\d+)>> L~(?P<loss>\S+)"):
-        data = spikes([str(path)], words=LogWords(form=form)).data
+        data = watch([str(path)], once=True, words=LogWords(form=form)).data
         assert isinstance(data, dict) and [event["onset_step"] for event in data["events"]] == [3000]
     with pytest.raises(UsageProblem, match="no step and value"):
-        spikes([str(path)], words=LogWords(form="loss (.*)"))
+        watch([str(path)], once=True, words=LogWords(form="loss (.*)"))
     with pytest.raises(UsageProblem, match="no regular expression"):
-        spikes([str(path)], words=LogWords(form="("))
+        watch([str(path)], once=True, words=LogWords(form="("))
 
 
 FOREIGN = {  # file: (its text, what the message must name)
@@ -180,16 +183,15 @@ def test_an_unreadable_log_ends_with_2_and_says_what_was_read(name: str, tmp_pat
     text, named = FOREIGN[name]
     path = tmp_path / name
     path.write_text(text)
-    for command in (lambda: spikes([str(path)]), lambda: watch(str(path), once=True)):
-        with pytest.raises(UsageProblem) as problem:
-            command()
-        assert problem.value.exit_code == 2 and problem.value.remedy
-        if name != "text_numbers.jsonl" or isinstance(problem.value, UnknownLog):
-            assert all(word in problem.value.message for word in named), problem.value.message
-        if "columns seen" in problem.value.message:
-            assert "--loss" in problem.value.remedy and "--format" in problem.value.remedy
+    with pytest.raises(UsageProblem) as problem:
+        watch([str(path)], once=True)
+    assert problem.value.exit_code == 2 and problem.value.remedy
+    if name != "text_numbers.jsonl" or isinstance(problem.value, UnknownLog):
+        assert all(word in problem.value.message for word in named), problem.value.message
+    if "columns seen" in problem.value.message:
+        assert "--loss" in problem.value.remedy and "--format" in problem.value.remedy
     good = write_forms(tmp_path, record())["csv"]
-    assert spikes([str(path), str(good)]).exit_code == 2
+    assert watch([str(path), str(good)], once=True).exit_code == 2
 
 
 @pytest.mark.parametrize("name", ["keys.jsonl", "document.json", "cells.csv", "decimal.csv", "pairs.log", "words.log"])
@@ -206,29 +208,31 @@ def test_the_way_out_of_an_unreadable_log_is_one(name: str, tmp_path: Path) -> N
     path = tmp_path / name
     head = FOREIGN[name][0].split("\n")[0] + "\n" if name.endswith(".csv") else ""
     path.write_text(f"[{text[:-2]}]" if name == "document.json" else head + text)
-    data = spikes([str(path)], words=LogWords(loss=energy, step=tick)).data
+    data = watch([str(path)], once=True, words=LogWords(loss=energy, step=tick)).data
     assert isinstance(data, dict) and [event["onset_step"] for event in data["events"]] == [3000]
-    watched = watch(str(path), once=True, words=LogWords(loss=energy, step=tick))
+    watched = watch([str(path)], once=True, words=LogWords(loss=energy, step=tick))
     assert isinstance(watched.data, dict) and [event["onset_step"] for event in watched.data["events"]] == [3000]
-    assert f"{energy} " in watched.text.splitlines()[1]
+    assert f"{energy} " in watched.text.splitlines()[0]
 
 
-def test_records_without_a_step_are_counted(tmp_path: Path) -> None:
-    """`spikes` refused them and `watch` put all of them at step 0."""
+def test_records_without_a_step_are_counted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Read once they were refused, and followed all of them were at step 0."""
+    monkeypatch.setattr("chronicle.cli.watch.time.sleep", press_ctrl_c)
     path = tmp_path / "bare.jsonl"
     path.write_text('{"config": 1}\n' + "".join(json.dumps({"loss": x, "accuracy": 0.5}) + "\n" for x in losses(1)))
-    data, watched = spikes([str(path)]).data, watch(str(path), once=True).data
+    data, watched = watch([str(path)], once=True).data, watch([str(path)]).data
     assert isinstance(data, dict) and isinstance(watched, dict)
     assert data["read"]["last_step"] == watched["read"]["last_step"] == len(STEPS) - 1
     assert [e["onset_step"] for e in data["events"]] == [e["onset_step"] for e in watched["events"]] == [299]
 
 
-def test_an_empty_log_is_waited_for(tmp_path: Path) -> None:
+def test_an_empty_log_is_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("chronicle.cli.watch.time.sleep", press_ctrl_c)
     path = tmp_path / "train.log"
     path.write_text("")
-    assert watch(str(path), once=True).text == "no points yet"
+    assert ": 0 points, 0 events, no points yet\n" in watch([str(path)]).text
     with pytest.raises(UnknownLog, match="empty"):
-        spikes([str(path)])
+        watch([str(path)], once=True)
 
 
 def test_a_line_about_another_epoch_begins_none() -> None:

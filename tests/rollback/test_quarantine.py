@@ -120,6 +120,6 @@ def test_the_command_asks_moves_journals_and_takes_back(strayed: Path) -> None:
     assert told["moved"] == MOVED
     left = json.loads(chronicle("verify", "--all", "--json", *where, cwd=strayed.parent).stdout)
     assert not [f for c in left["checkpoints"] for f in c["findings"] if f["check"] == "F1"]
-    back = chronicle("verify", "--restore", told["id"], "--yes", *where, cwd=strayed.parent)
+    back = chronicle("undo", told["id"], "--yes", *where, cwd=strayed.parent)
     assert back.returncode == 0, back.stderr
     assert snapshot(strayed) == before

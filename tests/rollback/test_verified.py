@@ -80,7 +80,7 @@ def test_a_changed_file_ends_the_verdict(top: Path, capsys: pytest.CaptureFixtur
     os.utime(state)
     capsys.readouterr()
     chronicle(top, "status")
-    assert "not verified: `chronicle verify 20`" in capsys.readouterr().out
+    assert "not verified; check it: `chronicle verify 20`" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("change", ["touched", "longer", "another inode", "one more", "one less"])

@@ -13,8 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from chronicle.cli.spikes import sparkline, spikes
-from chronicle.cli.watch import watch
+from chronicle.cli.options import AtCheckpoints
+from chronicle.cli.watch import sparkline, watch
 from chronicle.errors import ChronicleError, UsageProblem
 from chronicle.metrics.log import MetricsWriter
 from chronicle.watch.follow import follow_file
@@ -37,12 +37,16 @@ def write(path: Path, losses: list[float]) -> Path:
     return path
 
 
+def press_ctrl_c(_: float) -> None:
+    raise KeyboardInterrupt
+
+
 SPIKE = [x + (1.0 if row == 200 else 0.0) for row, x in enumerate(noise(400))]
 DIVERGENCE = [x + max(0.0, 0.01 * (row - 300)) for row, x in enumerate(noise(500))]
 
 
 def test_json_has_the_promised_fields(tmp_path: Path) -> None:
-    result = spikes([str(write(tmp_path / "a.jsonl", SPIKE))])
+    result = watch([str(write(tmp_path / "a.jsonl", SPIKE))], once=True)
     assert isinstance(result.data, dict)
     assert set(result.data) == {"file", "rows", "read", "events", "proposals"}
     (event,) = result.data["events"]
@@ -52,21 +56,21 @@ def test_json_has_the_promised_fields(tmp_path: Path) -> None:
 
 
 def test_two_files_are_two_objects(tmp_path: Path) -> None:
-    result = spikes([str(write(tmp_path / "a.jsonl", SPIKE)), str(write(tmp_path / "b.jsonl", DIVERGENCE))])
+    result = watch([str(write(tmp_path / "a.jsonl", SPIKE)), str(write(tmp_path / "b.jsonl", DIVERGENCE))], once=True)
     assert isinstance(result.data, list) and [scan["rows"] for scan in result.data] == [400, 500]
     assert [bool(scan["proposals"]) for scan in result.data] == [False, True]
 
 
 def test_fail_means_warn_or_above(tmp_path: Path) -> None:
     """A recovered spike is no reason for CI to fail, a divergence is."""
-    assert spikes([str(write(tmp_path / "a.jsonl", SPIKE))], fail=True).exit_code == 0
-    assert spikes([str(write(tmp_path / "b.jsonl", DIVERGENCE))], fail=True).exit_code == 5
-    assert spikes([str(tmp_path / "b.jsonl")]).exit_code == 0
+    assert watch([str(write(tmp_path / "a.jsonl", SPIKE))], once=True, fail=True).exit_code == 0
+    assert watch([str(write(tmp_path / "b.jsonl", DIVERGENCE))], once=True, fail=True).exit_code == 5
+    assert watch([str(tmp_path / "b.jsonl")], once=True).exit_code == 0
 
 
 def test_proposal_names_a_checkpoint_that_is_there(tmp_path: Path) -> None:
     """Without a directory of checkpoints there is no target, and it says so."""
-    result = spikes([str(write(tmp_path / "b.jsonl", DIVERGENCE))])
+    result = watch([str(write(tmp_path / "b.jsonl", DIVERGENCE))], once=True)
     assert isinstance(result.data, dict)
     assert result.data["proposals"][0]["target_step"] is None
     assert "no verified checkpoint" in result.text
@@ -78,7 +82,7 @@ def test_missing_log_is_one_sentence(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     with pytest.raises(error, match=name):
-        spikes([name])
+        watch([name], once=True)
 
 
 def test_a_spark_keeps_every_peak_in_bounded_slices() -> None:
@@ -99,7 +103,7 @@ def test_sparkline_shows_what_is_not_finite() -> None:
 def test_watch_once_reads_printed_logs(tmp_path: Path) -> None:
     path = tmp_path / "train.log"
     path.write_text("".join(f"iter {step}: loss {loss:.6f}, time 1ms\n" for step, loss in enumerate(SPIKE)))
-    result = watch(str(path), once=True)
+    result = watch([str(path)], once=True)
     assert isinstance(result.data, dict) and result.data["rows"] == 400
     assert [event["kind"] for event in result.data["events"]] == ["instant-spike"]
 
@@ -140,7 +144,7 @@ def test_watch_reads_every_dialect_that_grows(name: str, tmp_path: Path) -> None
     path = tmp_path / name
     head = {"table.csv": "step,loss\n", "table.tsv": "step\tloss\n"}.get(name, "")
     path.write_text(head + "".join(GROWING[name].format(i=step, x=x) for step, x in enumerate(SPIKE)) + "\r")
-    result = watch(str(path), once=True)
+    result = watch([str(path)], once=True)
     assert isinstance(result.data, dict)
     assert [event["kind"] for event in result.data["events"]] == ["instant-spike"]
     assert (result.data["read"]["first_step"], result.data["read"]["last_step"]) == (0, len(SPIKE) - 1)
@@ -176,7 +180,7 @@ def test_watch_follows_event_files_as_tensorboard_writes_them(tmp_path: Path) ->
         writer.flush()
 
     write_until(0, 150)
-    result = watch(str(tmp_path / "runs"), once=True)
+    result = watch([str(tmp_path / "runs")], once=True)
     assert isinstance(result.data, dict) and result.data["rows"] == 150
     follower = follow_file(tmp_path / "runs")
     assert follower.look() == [] and follower.rows == 149
@@ -212,7 +216,7 @@ def test_watch_follows_a_store_of_mlflow_that_is_empty_first_and_locked_at_times
     write_until(0, 20, "def")
     with pytest.raises(ChronicleError, match="holds 2 runs with metrics: abc, def"):
         follower.look()
-    result = watch(f"{path}#abc", once=True)
+    result = watch([f"{path}#abc"], once=True)
     assert isinstance(result.data, dict) and result.data["rows"] == 300
     named = follow_file(Path(f"{path}#abc"), once=True)
     assert named.look() != [] and named.rows == 300
@@ -229,7 +233,9 @@ def test_hook_of_the_tier_is_called_with_the_event(tmp_path: Path, monkeypatch: 
     (tmp_path / "chronicle.toml").write_text(f'run = "r"\non_propose = "{hook}"\non_notice = "exit 3"\n')
     write(tmp_path / "logs" / "r" / "launches" / "0001" / "metrics.jsonl", DIVERGENCE)
     monkeypatch.chdir(tmp_path)
-    assert watch(None, once=True).exit_code == 0
+    monkeypatch.setattr("chronicle.cli.watch.time.sleep", press_ctrl_c)
+    assert watch(None, once=True).exit_code == 0 and not out.exists()  # a second look at an old log calls nobody
+    assert watch(None).exit_code == 0
     kind, onset = out.read_text().split()
     assert kind == "gradual-divergence" and 250 <= int(onset) <= 340
 
@@ -238,7 +244,7 @@ def test_hook_given_as_a_flag_gets_the_event_as_json(tmp_path: Path, monkeypatch
     """On standard input and in the environment the same record; called once though the event changes many times."""
     monkeypatch.chdir(tmp_path)
     log = write(tmp_path / "b.jsonl", DIVERGENCE)
-    watch(str(log), once=True, on_propose='cat >> in.json; echo "$CHRONICLE_EVENT" >> env.json')
+    watch([str(log)], once=True, on_propose='cat >> in.json; echo "$CHRONICLE_EVENT" >> env.json')
     (line,) = (tmp_path / "in.json").read_text().splitlines()
     assert (tmp_path / "env.json").read_text().splitlines() == [line]
     assert (json.loads(line)["tier"], json.loads(line)["channels"]) == ("propose", ["loss"])
@@ -267,7 +273,7 @@ def test_nothing_heavy_is_imported_to_list_spikes(tmp_path: Path) -> None:
     code = (
         "import sys; import chronicle.metrics.readers, rollback.detect, rollback.propose\n"
         "assert 'typer' not in sys.modules\n"
-        f"from chronicle.cli.spikes import spikes; spikes([{str(path)!r}])\n"
+        f"from chronicle.cli.watch import watch; watch([{str(path)!r}], once=True)\n"
         "print([m for m in ('torch','mlflow','numpy','pydantic','matplotlib') if m in sys.modules])"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
@@ -285,19 +291,15 @@ def test_metrics_package_knows_only_the_table_of_channel_names_of_rollback() -> 
 
 def test_ctrl_c_ends_a_watch_with_its_summary_and_0(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """It was "error: interrupted", 130: the usual end of a watch is no error."""
-
-    def press(_: float) -> None:
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr("chronicle.cli.watch.time.sleep", press)
-    result = watch(str(write(tmp_path / "a.jsonl", SPIKE)))
-    assert result.exit_code == 0 and "instant-spike" in result.text and result.text.startswith("read: metrics.jsonl")
+    monkeypatch.setattr("chronicle.cli.watch.time.sleep", press_ctrl_c)
+    result = watch([str(write(tmp_path / "a.jsonl", SPIKE))])
+    assert result.exit_code == 0 and "instant-spike" in result.text and "\n  read: metrics.jsonl" in result.text
 
 
 @pytest.mark.timeout(60)
 def test_a_watch_of_a_run_that_has_ended_says_so_and_ends(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     story = toy_run(tmp_path)
-    result = watch("toy", interval=0.1, logs=story.paths.run_dir.parent)
+    result = watch(["toy"], interval=0.1, at=AtCheckpoints(logs=story.paths.run_dir.parent))
     assert "step 8" in result.text and "watching toy: launch 2 ended" in capsys.readouterr().err
 
 

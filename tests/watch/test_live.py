@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from chronicle.cli.options import Forcing
-from chronicle.cli.spikes import propose_rollback as propose
+from chronicle.cli.options import AtCheckpoints
+from chronicle.cli.watch import watch as ask
 from chronicle.journal import read_journal
 from chronicle.watch import LiveWatch
 from chronicle.watch.follow import Tail
@@ -130,8 +130,9 @@ def test_propose_command_agrees_with_the_live_watch(stage: Stage, monkeypatch: p
         stage.train(log, 1, 560, diverges_at=400)
     watch(stage).finish()
     (entry,) = [entry for entry in read_journal(stage.paths).entries if entry.kind == "proposal"]
-    result = propose(Forcing(run="tiny", logs=stage.paths.run_dir.parent, checkpoints=stage.checkpoints))
-    assert isinstance(result.data, dict) and result.data["proposal"]["target_step"] == entry.step
+    at = AtCheckpoints(run="tiny", logs=stage.paths.run_dir.parent, checkpoints=stage.checkpoints)
+    result = ask(once=True, at=at)
+    assert isinstance(result.data, dict) and result.data["proposals"][0]["target_step"] == entry.step
     assert f"--to {entry.step} " in result.text and f"--checkpoints {stage.checkpoints}" in result.text
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from chronicle.cli.spikes import spikes
+from chronicle.cli.watch import watch
 from chronicle.metrics.readers import UnknownLog, read_log
 from rollback.detect import Kind, Status, Tier
 
@@ -61,7 +61,7 @@ DRESSES: dict[str, str | bytes] = {
 
 
 def scan(path: Path) -> dict[str, Any]:
-    data = spikes([str(path)]).data
+    data = watch([str(path)], once=True).data
     assert isinstance(data, dict)
     check(data)
     return data
@@ -122,12 +122,12 @@ def test_tables_of_no_row_and_of_one_are_read(text: str, rows: int, tmp_path: Pa
 def test_one_unreadable_log_among_others_costs_only_itself(tmp_path: Path) -> None:
     (tmp_path / "a.csv").write_text("nothing here")
     (tmp_path / "b.csv").write_text(table("{i},{x:.4f}\n"))
-    result = spikes([str(tmp_path / "a.csv"), str(tmp_path / "b.csv")])
+    result = watch([str(tmp_path / "a.csv"), str(tmp_path / "b.csv")], once=True)
     assert isinstance(result.data, list) and result.exit_code == 2
     assert [bool(scan["events"]) for scan in result.data] == [False, True]
     assert "no step with a loss" in result.data[0]["problem"] and result.data[0]["rows"] == 0
     with pytest.raises(UnknownLog):
-        spikes([str(tmp_path / "a.csv")])
+        watch([str(tmp_path / "a.csv")], once=True)
 
 
 def test_row_of_a_point_is_its_row_in_the_file(tmp_path: Path) -> None:
