@@ -24,7 +24,7 @@ EVERY_CORE = -n auto
 DEMO_EXTRAS = train,report$(if $(filter deepspeed,$(LAUNCHER)),$(comma)deepspeed)
 comma := ,
 # pure parts, the command line, one real rollback
-FAST = tests/detect tests/docs tests/evidence tests/exports tests/forensics tests/journal tests/metrics tests/preflight \
+FAST = tests/detect tests/docs tests/evidence tests/exports tests/journal tests/metrics tests/preflight \
 	tests/commands/test_bad_input.py tests/commands/test_note.py tests/commands/test_story_commands.py \
 	tests/e2e/test_base_install.py tests/e2e/test_names.py \
 	tests/rollback/test_crc.py tests/rollback/test_formats_files.py tests/rollback/test_lr_edit.py tests/rollback/test_plan.py \

@@ -126,7 +126,7 @@ MUTANTS: tuple[Mutant, ...] = (
     _guard("LrTripwire.feed", 'self.source != "scheduler"', "False"),
     _guard("LrTripwire.after", 'memory.lr_source if memory is not None and by_steps else "untested"', '"scheduler"'),
     _guard("LrWitness.source", "self.num_right >= NUM_CONFIRM", "self.num_right >= 0"),
-    _guard("NORM", "1e-4", "1e-1"),
+    _guard("check_buffers", "if lost:", "if False:"),
     _guard("_digest_checks", "if saved.moments:", "if False:"),
     _guard("warm_up_checks", "a <= b * (1 + COMPUTED)", "a <= b * 10"),
     _guard("_step", "resume_step < first <= resume_step + spacing", "resume_step <= first"),

@@ -59,6 +59,7 @@ FOLLOWS = ("contrast-table", "transient-means", "secondary")
 FILES = ("plan.json", MEASURED, "summary.json", "report.md", *(f"{name}.csv" for name in (*RAW, *FOLLOWS)),
          *(f"{name}.png" for name in PLOTS))
 Transients: TypeAlias = dict[tuple[str, str, str], list[tuple[str, ...]]]  # rows by arm, channel and horizon
+DIGITS = 10  # of a number in `summary.json`
 SHOWN = {"controls": 12, "outcomes": 16, "transient-table": 0}  # rows of a table on the page
 
 
@@ -296,10 +297,18 @@ def _summary(folder: _Folder) -> dict[str, Any]:
     for one in folder.judged:
         r = one.result
         if r is not None:
-            contrasts[one.name] = {**asdict(r), "n": count_units(one), "verdict": str(one.verdict)}
+            numbers = {name: _rounded(value) for name, value in asdict(r).items()}
+            contrasts[one.name] = {**numbers, "n": count_units(one), "verdict": str(one.verdict)}
     plan = folder.plan
     return {"study": plan.study.name, "profile": plan.profile.name, "plan_hash": plan.plan_hash, "contrasts": contrasts,
             "stopped": folder.measured["stopped"], "open": folder.measured["open"]}
+
+
+def _rounded(value: Any) -> Any:
+    """A number without its last digits, which another type of CPU computes otherwise."""
+    if isinstance(value, float):
+        return float(f"{value:.{DIGITS}g}")
+    return value
 
 
 # --- The journal entry

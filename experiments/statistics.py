@@ -4,7 +4,8 @@ A unit is what the design draws anew for a pair: a slice, an order, a common che
 observation, their mean. Where two kinds of unit are crossed (every order at every checkpoint), both are random effects: the
 variance of the mean is the sum of their components, its degrees of freedom are Satterthwaite's (1946), and the number of
 independent units is these plus one, rounded. Tests: t, two one-sided t at the margin (Schuirmann 1987), and the exact
-sign-flip and signed-rank tests over units; Holm (1979) over the main contrasts. Distributions and tests are scipy's.
+sign-flip and signed-rank tests over units; Holm (1979) over the main contrasts. Distributions and tests are scipy's, Holm's
+steps statsmodels'; neither has the test of crossed units.
 """
 
 from __future__ import annotations
@@ -167,9 +168,7 @@ def _rank_tests(units: Values, margin: float) -> tuple[float, float]:
 
 
 def adjust_holm(p_values: Sequence[float]) -> tuple[float, ...]:
-    """Holm's step-down adjusted p values, in the order given."""
-    order = np.argsort(p_values, kind="stable")
-    stepped = np.take(p_values, order) * np.arange(len(order), 0, -1)
-    adjusted = np.empty(len(order))
-    adjusted[order] = np.minimum(1.0, np.maximum.accumulate(stepped))
-    return tuple(adjusted.tolist())
+    """Holm's step-down adjusted p values, in the order given, by statsmodels."""
+    from statsmodels.stats.multitest import multipletests
+
+    return tuple(multipletests(p_values, method="holm")[1].tolist())

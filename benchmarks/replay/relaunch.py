@@ -73,7 +73,7 @@ for x, y in torch.utils.data.DataLoader(data, batch_size=4, sampler=Order(), gen
         os._exit(1)
     if kind == "weight":
         flip(inner[3].weight, 22)
-    if kind == "moment":
+    if kind == "moment" and step == at:  # before the first step there is none
         flip(optimizer.state[inner[0].weight]["exp_avg_sq"], 26)
     loss = loss_of(net(x), y)
     loss.backward()

@@ -1,4 +1,4 @@
-"""Evidence recorded by ranks, claims checked against it, hardware events, and a timeline of runs without a journal.
+"""Evidence recorded by ranks, claims checked against it, and hardware events.
 
 A trainer calls `open_evidence()` in every rank and reports devices, counts and samples. `evidence` reads the records
 back; `claims` answers SUPPORTED, CONTRADICTED or NO EVIDENCE. A plan, a target or a name is not evidence.

@@ -1,4 +1,4 @@
-"""`chronicle audit` checks the records of a run, `claim` judges what will be published, `forensics` reads unrecorded runs."""
+"""`chronicle audit` checks the records of a run, and `claim` judges what will be published."""
 
 import hashlib
 import shlex
@@ -12,7 +12,6 @@ from typer import Argument, Option
 
 from chronicle.audit.claims import ClaimVerdict, Judgement, judge_claim, list_unjudged, overall, recheck_claims
 from chronicle.audit.evidence import read_evidence
-from chronicle.audit.forensics import scan_directory, write_draft
 from chronicle.cli.options import (
     AT_CHECKPOINTS,
     IN_RUN,
@@ -21,9 +20,8 @@ from chronicle.cli.options import (
     ExitCode,
     Given,
     InRun,
-    JsonOption,
 )
-from chronicle.errors import ChronicleError, UsageProblem
+from chronicle.errors import UsageProblem
 from chronicle.journal import Journal, JournalWriter, read_journal
 from chronicle.journal.events import Claim, EntryKind, words_of
 from chronicle.journal.reader import anchor_heads, find_damage
@@ -36,7 +34,6 @@ from rollback.checkpoint.listing import list_checkpoints
 from rollback.checkpoint.manifest import read_manifest
 from rollback.checks.verify import compare_manifest
 from rollback.errors import Finding, Severity, UnreadableFile
-from rollback.records import record_of
 
 SKEW_SECONDS = 60
 
@@ -219,54 +216,3 @@ def claim(
 def _where(one: Judgement) -> str:
     more = ", …" if len(one.evidence) > 3 else ""
     return f"  [{', '.join(one.evidence[:3])}{more}]" if one.evidence else ""
-
-
-# --- chronicle forensics
-
-
-def forensics(directory: Path | None = None, out: Path | None = None, json: JsonOption = False) -> CommandResult:
-    """Reconstruct the launches of an unrecorded run from its files.
-
-    It reads the steps and the telling lines of logs, and lists the files by time. Runs with a journal are told from it
-    first; what people wrote is no event.
-
-    Example: chronicle forensics /data/run7 --out POSTMORTEM.md
-
-    Options:
-      DIRECTORY: Directory of the run [here].
-      --out FILE: Write a post-mortem draft to this file.
-    """
-    place = directory or Path.cwd()
-    if not place.is_dir():
-        raise UsageProblem(f"`{place}` is not a directory: expected the directory of a run")
-    scan = scan_directory(place)
-    draft = write_draft(scan, [line for run in scan.runs for line in _recorded(run)])
-    talk: tuple[str, ...] = ()
-    if out is not None:
-        out.write_text(draft, encoding="utf-8")
-        talk = (f"draft: {out}",)
-    data = {
-        "directory": str(place),
-        "recorded": [str(run) for run in scan.runs],
-        "launches": [record_of(one) for one in scan.launches],
-        "timeline": [record_of(one) for one in scan.events],
-        "files": [record_of(one) for one in scan.files],
-        "not_read": scan.left_out,
-    }
-    return CommandResult(text=draft, data=data, talk=talk)
-
-
-def _recorded(run: Path) -> Iterator[str]:
-    """One line for each launch that the journal of a run tells of, and the command that tells the rest."""
-    where = f"--logs {shlex.quote(str(run.parent))} --run {shlex.quote(run.name)}"
-    try:
-        story = read_story(RunPaths(run))
-    except (ChronicleError, OSError) as problem:
-        yield f"- run `{run.name}`: its journal cannot be read ({problem})"
-        return
-    yield f"- run `{run.name}`: {len(story.launches)} launches; `chronicle log {where}`"
-    for launch in story.launches:
-        began = launch.started[:19].replace("T", " ") or "time unknown"
-        end = "no end recorded" if launch.exit_code is None else f"ended with code {launch.exit_code}"
-        cause = f": {launch.cause}" if launch.cause else ""
-        yield f"  - launch {launch.number}: from {began}; {'running' if launch.alive else end + cause}"

@@ -74,7 +74,6 @@ ADVANCED: Mapping[str, tuple[str, str]] = {
     "hardware": ("chronicle.cli.hardware:hardware", "Record hardware events; exclude a node, or readmit it."),
     "data": ("chronicle.cli.data:app", "Build, verify and account for training data."),
     "claim": ("chronicle.cli.audit:claim", "Judge what will be published against recorded facts."),
-    "forensics": ("chronicle.cli.audit:forensics", "Reconstruct the launches of an unrecorded run from its files."),
     "mcp": ("chronicle.cli.mcp:mcp", "Serve runs to an agent over MCP: it reads, notes and proposes."),
     "mlflow": ("chronicle.cli.exchange:app", "Copy the run into MLflow."),
     "skill": ("chronicle.cli.skill:skill", "Print the skill for agents that watch runs, or install it."),
@@ -105,6 +104,8 @@ EXTRAS: Mapping[str, str] = {
     "mcp": "mcp",
     "matplotlib": "report",
     "scipy": "study",
+    "statsmodels": "study",
+    "tensorboard": "tensorboard",
     "yaml": "study",
 }
 PLUGINS: Mapping[str, str] = {"experiment": "Run controlled studies of what a restart does to a run."}

@@ -26,11 +26,12 @@ def replay_step(
 
     It begins from a copy of the nearest verified checkpoint of that launch, in a scratch directory, and compares its step
     prints: reproduced, data differ, code, packages or settings differ, state differs, not deterministic, unexplained
-    (docs/replay.md). Nothing of the run is changed but for one entry in its journal.
+    (docs/replay.md). Where something differs and no change is known, it is played a second time. Nothing of the run is
+    changed but for one entry in its journal.
 
     Example: chronicle replay 30512 --until 30520
 
-    Returns 0 when every step was reproduced, 5 when something differs, 1 when nothing could be compared.
+    Returns 0 when every step was reproduced, 5 when something differs, 1 when nothing was compared, 3 when it is refused.
 
     Options:
       STEP: The step to take again: optimizer steps completed when it was over.
@@ -40,7 +41,8 @@ def replay_step(
       --network: The script may reach the network; else it is cut off.
       --scratch DIR: Where the replay writes; removed afterwards [the temporary directory].
     """
-    from chronicle.replay.replay import plan_replay, record_replay, replay
+    from chronicle.replay.plan import plan_replay
+    from chronicle.replay.replay import record_replay, replay
     from chronicle.replay.verdict import ReplayVerdict
 
     settings = at.settings()
@@ -57,14 +59,12 @@ def replay_step(
 
 def _text(found: "Replay") -> str:
     plan, judged = found.plan, found.judged
-    origin = plan.origin
-    begun = "its beginning" if origin.begin is None else f"the checkpoint of step {origin.start}"
-    last = max(found.comparison.steps, default=plan.until)
+    last = max(found.case.steps, default=plan.until)
     times = "once" if found.replays == 1 else "twice"
     lines = [
         f"{judged.verdict.value}: {judged.why}",
         *(f"  {line}" for line in judged.evidence),
-        f"launch {origin.launch} again from {begun}, {times}; compared to step {last}, {found.seconds:.0f} s",
+        f"launch {plan.launch} again from {plan.words}, {times}; compared to step {last}, {found.seconds:.0f} s",
     ]
     return "\n".join(lines)
 

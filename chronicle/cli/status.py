@@ -381,7 +381,7 @@ def _cause(story: Story, matter: Matter, printed: Set[int | None]) -> Iterator[_
 
 def _how_to_replay(story: Story, onset: int, launch: int) -> str:
     """The command that takes the steps again, or why it would be refused here."""
-    from chronicle.replay.replay import ensure_replayable  # only where an incident is open
+    from chronicle.replay.plan import ensure_replayable  # only where an incident is open
 
     try:
         ensure_replayable(story.entries, launch)

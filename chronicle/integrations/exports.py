@@ -1,17 +1,16 @@
 """Export the curve of the lineage: CSV, JSON lines and TensorBoard event files.
 
-Each step appears once, from the launch that the present weights descend from. TensorBoard files are written without
-TensorBoard; their purge markers make it show the same curve. Format: TFRecord of tensorflow/core/util/event.proto.
+Each step appears once, from the launch that the present weights descend from. Purge markers make TensorBoard show the same
+curve.
 """
 
 import csv
 import json
-import struct
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from itertools import chain, groupby
 from operator import attrgetter
 from pathlib import Path
-from typing import Any, BinaryIO, TextIO
+from typing import Any, TextIO
 
 from chronicle.journal import Lineage
 from chronicle.metrics.numbers import json_number
@@ -60,10 +59,7 @@ def _cell(value: float | None) -> str:
 
 # --- TensorBoard event files
 
-CASTAGNOLI = 0x82F63B78
-MASK_DELTA = 0xA282EAD8
-FILE_VERSION = b"brain.Event:2"
-SESSION_START = b"\x08\x01"  # SessionLog{status: START}
+FILE_VERSION = "brain.Event:2"
 
 
 def write_tensorboard(rows: Iterable[CurveRow], lineage: Lineage, directory: Path) -> int:
@@ -72,79 +68,32 @@ def write_tensorboard(rows: Iterable[CurveRow], lineage: Lineage, directory: Pat
     Each file begins with SessionLog.START at the first step of its launch. TensorBoard then drops points of earlier files
     from that step on, so the lineage remains.
     """
+    from tensorboard.compat.proto.event_pb2 import Event, SessionLog
+    from tensorboard.summary.writer.record_writer import RecordWriter
+
     directory.mkdir(parents=True, exist_ok=True)
     starts = {span.number: (span.start_step or 0) + 1 for span in lineage.launches}
     count = 0
     for launch, mine in groupby(rows, key=attrgetter("launch")):
         first = next(mine)
         begun = first.time or 0.0
+        session = SessionLog(status=SessionLog.START)
         # TensorBoard sorts files by name and reads the first number as seconds: the launch number keeps them in order.
         with (directory / f"events.out.tfevents.{launch:010d}.chronicle").open("wb") as file:
-            _write(file, _double(1, begun) + _bytes(3, FILE_VERSION))
-            _write(file, _event(begun, starts.get(launch, first.step), b"") + _bytes(7, SESSION_START))
+            writer = RecordWriter(file)
+            writer.write(Event(wall_time=begun, file_version=FILE_VERSION).SerializeToString())
+            start = Event(wall_time=begun, step=starts.get(launch, first.step), session_log=session)
+            writer.write(start.SerializeToString())
             for row in chain([first], mine):
-                _write(file, _event(row.time or 0.0, row.step, b"".join(_scalars(row))))
+                writer.write(_event(row).SerializeToString())
                 count += 1
     return count
 
 
-def _scalars(row: CurveRow) -> Iterator[bytes]:
-    for name, value in row.values.items():
-        yield _bytes(1, _bytes(1, name.encode("utf-8", "replace")) + b"\x15" + struct.pack("<f", _single(value)))
+def _event(row: CurveRow) -> Any:
+    """The row as TensorBoard's event; its numbers have single precision."""
+    from tensorboard.compat.proto.event_pb2 import Event
+    from tensorboard.compat.proto.summary_pb2 import Summary
 
-
-def _single(value: float) -> float:
-    """Return the value, or infinity when it exceeds single precision, which is what TensorBoard stores."""
-    try:
-        struct.pack("<f", value)
-    except OverflowError:
-        return float("inf") if value > 0 else float("-inf")
-    return value
-
-
-def _event(time: float, step: int, summary: bytes) -> bytes:
-    return _double(1, time) + b"\x10" + _varint(step) + (_bytes(5, summary) if summary else b"")
-
-
-def _double(number: int, value: float) -> bytes:
-    return bytes([number << 3 | 1]) + struct.pack("<d", value)
-
-
-def _bytes(number: int, content: bytes) -> bytes:
-    return bytes([number << 3 | 2]) + _varint(len(content)) + content
-
-
-def _varint(value: int) -> bytes:
-    out = bytearray()
-    while value > 127:
-        out.append(value & 127 | 128)
-        value >>= 7
-    out.append(value)
-    return bytes(out)
-
-
-def _write(file: BinaryIO, record: bytes) -> None:
-    size = struct.pack("<Q", len(record))
-    file.write(size + _masked_crc(size) + record + _masked_crc(record))
-
-
-def _table() -> tuple[int, ...]:
-    table = []
-    for byte in range(256):
-        value = byte
-        for _ in range(8):
-            value = value >> 1 ^ (CASTAGNOLI if value & 1 else 0)
-        table.append(value)
-    return tuple(table)
-
-
-TABLE = _table()
-
-
-def _masked_crc(data: bytes) -> bytes:
-    value = 0xFFFFFFFF
-    for byte in data:
-        value = TABLE[(value ^ byte) & 255] ^ value >> 8
-    value ^= 0xFFFFFFFF
-    masked = ((value >> 15 | value << 17) & 0xFFFFFFFF) + MASK_DELTA & 0xFFFFFFFF
-    return struct.pack("<I", masked)
+    scalars = [Summary.Value(tag=name, simple_value=value) for name, value in row.values.items()]
+    return Event(wall_time=row.time or 0.0, step=row.step, summary=Summary(value=scalars))

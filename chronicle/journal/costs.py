@@ -20,7 +20,6 @@ from chronicle.journal.events import (
     EndCause,
     EntryKind,
     GuardVerdict,
-    Hardware,
     Incident,
     LaunchAttempt,
     LaunchEnd,
@@ -31,7 +30,6 @@ from chronicle.journal.events import (
 )
 from chronicle.journal.lineage import FIRST_STEP, Lineage, compute_lineage
 
-HARDWARE_WINDOW_SECONDS = 15 * 60  # a serious hardware event this long before an end explains it
 NODE_KINDS = frozenset((EntryKind.LAUNCH_START, EntryKind.LAUNCH_END))  # written once per node
 ALARMS = frozenset((EntryKind.INCIDENT, EntryKind.NOTE))
 ENDS = frozenset((EntryKind.LAUNCH_END, EntryKind.ROLLBACK_RECEIPT))
@@ -80,13 +78,11 @@ class Cause(Enum):
     DISK_FULL = "disk full"
     EXPERIMENT = "failed experiment"
     HANG = "hang"
-    HARDWARE = "hardware"
     NODE_LOST = "node lost"
     OUT_OF_MEMORY = "out of memory"
     PREEMPTED = "preempted"
     PLANNED = "planned"
     REFUSED = "refused"
-    SOFTWARE = "software"  # a failure of which an earlier version recorded no cause
     TIME_LIMIT = "time limit"
     UNKNOWN = "unknown"
 
@@ -106,7 +102,6 @@ def interruptions_of(
 ) -> Iterable[Interruption]:
     """Every end of a launch, except that of a last launch that completed. `series`: (step, time) pairs by launch."""
     numbers = sorted({entry.launch for entry, _ in events_of(entries, LaunchStart) if entry.launch is not None})
-    serious = [seconds_of(event.time or entry.ts) for entry, event in events_of(entries, Hardware) if event.serious]
     for entry, attempt in events_of(entries, LaunchAttempt):
         if entry.launch is not None:
             moment = attempt.began or seconds_of(entry.ts)
@@ -127,29 +122,14 @@ def interruptions_of(
         recovered = points[0][1] - seconds_of(entry.ts) if points else None
         yield Interruption(
             launch=entry.launch,
-            cause=_cause_of_end(seconds_of(entry.ts), end, serious),
+            cause=END_CAUSES.get(end.cause, Cause.UNKNOWN),
             time=entry.ts,
             recovered_seconds=recovered if recovered is not None and recovered >= 0 else None,
         )
 
 
-def _cause_of_end(when: float, end: LaunchEnd, serious: Sequence[float]) -> Cause:
-    """The recorded cause; unknown where the supervisor vanished. `serious`: times of serious hardware events."""
-    if any(0 <= when - happened <= HARDWARE_WINDOW_SECONDS for happened in serious):
-        return Cause.HARDWARE
-    if end.cause in END_CAUSES:
-        return END_CAUSES[end.cause]
-    if end.inferred:
-        return Cause.UNKNOWN
-    if end.stopped_by == "proposal":
-        return Cause.DELIBERATE
-    if end.stopped_by == "signal":
-        return Cause.PREEMPTED if end.signal == "SIGUSR1" else Cause.PLANNED
-    return Cause.PLANNED if end.exit_code == 0 else Cause.SOFTWARE
-
-
-# A launch that ended as it was meant to, or by a person, is planned; a crash in the journal is one here. All others keep
-# their name.
+# A launch that ended as it was meant to, or by a person, is planned. All others keep their name. What nobody recorded is
+# unknown: that a device failed at about that time explains nothing.
 END_CAUSES: Mapping[str | None, Cause] = {
     **{cause.value: Cause(cause.value) for cause in EndCause if cause.value in {one.value for one in Cause}},
     EndCause.FINISHED.value: Cause.PLANNED,
@@ -369,7 +349,6 @@ def _lost_in_crashes(
             continue
         start = max(0, start)
         cause = causes.get(before.number, Cause.CRASH)
-        cause = Cause.CRASH if cause is Cause.SOFTWARE else cause
         yield _lost(cause, before.number, range(start, last), step_seconds.get(before.number, {}), starts.get(after.number))
 
 

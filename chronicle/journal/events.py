@@ -76,13 +76,10 @@ class EntryKind(StrEnum):
     GATE = "gate"
     GROWTH = "growth"
     EXPORT = "export"
-    TELEMETRY_FLOORS = "telemetry.floors"
-    TELEMETRY_CONSTANT = "telemetry.constant"
     EXPERIMENT_REGISTER = "experiment.register"
     EXPERIMENT_LAUNCH = "experiment.launch"
     EXPERIMENT_LEG = "experiment.leg"
     EXPERIMENT_STOP = "experiment.stop"
-    EXPERIMENT_RETRY = "experiment.retry"
     EXPERIMENT_REPORT = "experiment.report"
 
 
@@ -971,19 +968,6 @@ class Exported(JournalEvent, kind=EntryKind.EXPORT):
     rows: tuple[Mapping[str, Any], ...]
 
 
-class TelemetryFloors(JournalEvent, kind=EntryKind.TELEMETRY_FLOORS):
-    """Limits of the telemetry, calibrated on training data."""
-
-    c_floor: float | None
-    s_floor: float | None
-    source: str
-    c_ceiling: float | None = None
-
-
-class TelemetryConstant(JournalEvent, kind=EntryKind.TELEMETRY_CONSTANT):
-    """Telemetry that does not change: the fields are channels and their values."""
-
-
 # --- studies -----------------------------------------------------------------------------------------------------------
 
 
@@ -1032,12 +1016,6 @@ class StudyStop(JournalEvent, kind=EntryKind.EXPERIMENT_STOP):
     seed: int | None = None
     leg: int | None = None
     reason: str
-
-
-class StudyRetry(JournalEvent, kind=EntryKind.EXPERIMENT_RETRY):
-    """A run that was given up is tried again."""
-
-    run: str
 
 
 class StudyReport(JournalEvent, kind=EntryKind.EXPERIMENT_REPORT):

@@ -20,9 +20,10 @@ from chronicle.launch.scratch import free_port
 from chronicle.paths import RunPaths, list_launch_numbers
 from chronicle.prints.compared import RESULT
 from chronicle.rehearse.judge import Compared, Rank, Row, Verdict, without
-from chronicle.rehearse.launches import Place, Until, environment_of, play, read_played, saved_in
+from chronicle.rehearse.launches import Place, Until, environment_of, play, read_played
 from chronicle.rehearse.rehearse import Answer, Rehearsal, begun, of_prints
 from chronicle.resume.rehearsal import Asked
+from rollback.checkpoint.below import saved_in
 from rollback.checkpoint.layout import Checkpoint
 
 POLL_SECONDS = 2.0

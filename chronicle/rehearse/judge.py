@@ -263,6 +263,8 @@ def _changed(pattern: str, apart: Sequence[str], num_known: int, sides: Sides) -
         text = f"{len(apart)} of {num_known} values differ, first `{name}`: {text}"
     if at_save is not None and all(_is_anew(sides.first[key], sides.resumed[key], sides.at_save(key)) for key in apart):
         rank, text = Rank.ANEW, f"{text}: it began anew at the resume; at step {sides.step} it was {_word(at_save)}"
+    elif rank is Rank.STATE and [name] == list(apart) and other == at_save:
+        rank, text = Rank.ANEW, f"{text}: as it was at step {sides.step}; it began anew, or stands still"
     return Row(rank, name if len(apart) == 1 else _called(pattern), text)
 
 

@@ -7,13 +7,11 @@ the scratch directory too, and no tracker is told.
 from __future__ import annotations
 
 import os
-import re
 import shutil
 import signal
 import subprocess
 import sys
 import time
-from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -24,25 +22,20 @@ from chronicle.journal.events import GuardVerdict, LaunchEnd, LaunchStart, event
 from chronicle.launch.admission import LiveProcess, ProcessRole, find_alive, list_launches
 from chronicle.launch.live_metrics import last_point
 from chronicle.launch.processes import read_variable, send_signal
-from chronicle.launch.scratch import copy_tree, files_below, free_port, silent
+from chronicle.launch.scratch import copy_tree, free_port, silent
 from chronicle.metrics.lines import PrintedLines
 from chronicle.metrics.log import Point, read_metrics
 from chronicle.paths import RunPaths, list_launch_numbers
 from chronicle.resume.rehearsal import REHEARSAL_VARIABLE, Asked, asked_of
 from chronicle.resume.ring import Print, rings_of
 from rollback.checkpoint.account import may_be_state
+from rollback.checkpoint.below import checkpoints_below, saved_in
 from rollback.checkpoint.layout import Checkpoint
-from rollback.checkpoint.listing import list_checkpoints
-from rollback.errors import RollbackError
-from rollback.files.json_file import Keys
-from rollback.files.state_file import read_state_file
-from rollback.files.torch_tree import walk_leaves
 
 LOOK_SECONDS = 0.2
 MOST_SECONDS = 120.0  # for a launch to end by itself, or after the signal that is rehearsed
 LINES_A_SAVE = 100  # of a launch that prints no steps; so many times the steps, and it is ended without a save
 STILL_LOOKS = 4  # so many looks in a row at the same files: the save is over
-MOST_LEVELS = 3  # below `{out}`, as Lightning's `lightning_logs/version_0/checkpoints`
 NAME_OUT = "put {out} where the command names its output directory, as in `--output_dir {out}`"
 
 
@@ -284,74 +277,6 @@ def read_played(paths: RunPaths, out: Path, launch: int, ranks: int = 1) -> Play
         end=(ends[-1].because or str(ends[-1].cause)) if ends else "",
         ranks=max(ranks, len(prints)),
     )
-
-
-def saved_in(out: Path) -> dict[int, Checkpoint]:
-    """The checkpoints in a directory, and in those below it, by their step."""
-    return {one.step: one for one in checkpoints_below(out) if one.step is not None}
-
-
-def checkpoints_below(out: Path) -> list[Checkpoint]:
-    """Every checkpoint in a directory, and in those below it.
-
-    Where no layout is known, what has exactly one number in its name, and a number that nothing else there has, is the save of
-    that step: `rl_model_400_steps.zip`. An empty directory is none: its save has only begun.
-    """
-    found: list[Checkpoint] = []
-    named: dict[int | None, list[Path]] = defaultdict(list)
-    for place, names, files in os.walk(out):
-        folder = Path(place)
-        listed = {one.path: one for one in listed_in(folder)}
-        saves = [_counted(one) for one in listed.values()]
-        numbers = [int(text) for text in re.findall(r"\d+", folder.name)]
-        if len(saves) > 1 and all(one.step in numbers for one in saves):  # parts, in a directory of their step
-            saves = [replace(saves[0], path=folder, single_file=False)]
-        found += saves
-        others = [name for name in (*names, *files) if folder / name not in listed]
-        is_deep = len(folder.relative_to(out).parts) >= MOST_LEVELS or folder in listed
-        names[:] = [] if is_deep else [name for name in names if name in others and not name.startswith(".")]
-        for name in others:
-            named[_number_in(name)].append(folder / name)
-    if any(one.step is not None for one in found):
-        return found
-    alone = []
-    for step, (path, *more) in named.items():
-        if step is not None and not more and files_below(path):
-            alone.append(
-                Checkpoint(path=path, step=step, step_source="name", format="unknown", files=(), single_file=path.is_file())
-            )
-    return alone
-
-
-def _counted(one: Checkpoint) -> Checkpoint:
-    """With the step in its name, where that is later than what it counts and, in a file, counted there too; or with its epochs.
-
-    What counts may be lost, or go slower: an optimizer counts its own steps, which begin anew, or come once in four batches.
-    """
-    named = _number_in(one.path.name)
-    counts: dict[Keys, object] = {(): named}
-    if one.single_file:
-        try:
-            counts = {leaf.keys: leaf.value for leaf in walk_leaves(read_state_file(one.path).tree)}
-        except RollbackError:
-            return one
-    if named is not None and named > (one.step or 0) and named in counts.values():
-        return replace(one, step=named, step_source="name")
-    epoch = counts.get(("epoch",))
-    return replace(one, step=epoch, step_source="epoch") if one.step is None and isinstance(epoch, int) else one
-
-
-def _number_in(name: str) -> int | None:
-    numbers = re.findall(r"\d+", name)
-    return int(numbers[0]) if len(numbers) == 1 else None
-
-
-def listed_in(folder: Path) -> list[Checkpoint]:
-    """The checkpoints directly in a directory; none where it cannot be read."""
-    try:
-        return list_checkpoints(folder, include_abandoned=False)
-    except RollbackError:
-        return []
 
 
 def environment_of(asked: Asked, handed: Mapping[str, str]) -> dict[str, str]:

@@ -12,8 +12,9 @@ from __future__ import annotations
 
 import signal
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import pairwise
 from pathlib import Path
 
 from chronicle.errors import ChronicleError, UsageProblem
@@ -22,10 +23,11 @@ from chronicle.launch.restarts import RESUME_FROM, RESUME_STEP
 from chronicle.prints.compared import PARTS
 from chronicle.rehearse.judge import Compared, Rank, Row, Sides, Verdict, compare_values, judge, judge_prints
 from chronicle.rehearse.kept import PLAYED, ensure_room, mark_played
-from chronicle.rehearse.launches import Place, Played, Until, environment_of, play, read_played, saved_in
+from chronicle.rehearse.launches import Place, Played, Until, environment_of, play, read_played
 from chronicle.rehearse.leaves import Leaves, logged_leaves, read_leaves
 from chronicle.rehearse.script import lines_with, refuse_outside
 from chronicle.resume.rehearsal import Asked
+from rollback.checkpoint.below import saved_in
 from rollback.checkpoint.layout import Checkpoint
 
 KILL = "SIGKILL"
@@ -96,8 +98,8 @@ def play_rehearsal(asked: Rehearsal, scratch: Path, say: Say) -> Answer:
     if asked.only != "term":
         first, again = _pair(asked, first_place, again_place, say)
     ended = _ended(asked, broken, say)
-    anyway = saved_in(first_place.out).keys()  # what A saves is no answer to a signal
-    rows = [answer_to_signal(asked, replace(ended, saved_before=ended.saved_before | anyway))]
+    anyway = saved_in(first_place.out).keys() or due_after(ended.saved_before, 2 * asked.to)
+    rows = [answer_to_signal(asked, ended, anyway)]
     compared, target, at = Compared(rows=()), None, None
     if asked.only == "term":
         compared = Compared(rows=(), basis=Verdict.SAVES if rows[0].rank is Rank.NOTE else Verdict.NOT_DONE)
@@ -180,7 +182,7 @@ def _target(asked: Rehearsal, place: Place, ended: Played) -> tuple[Checkpoint |
         aside.mkdir(exist_ok=True)
         one.path.rename(aside / one.path.name)
     text = f"the script was faster than the signal: {len(later)} later checkpoints were moved away before the resume"
-    return saves[min(usable)], [Row(Rank.NOT_COMPARED, text)] if later else []
+    return saves[min(usable)], [Row(Rank.NOTE, text)] if later else []
 
 
 SOON = 2  # steps from a signal to the save that answers it
@@ -191,15 +193,24 @@ SAVES_AT_SIGNAL = (
 )
 
 
-def answer_to_signal(asked: Rehearsal, ended: Played) -> Row:
-    """How B ended: a difference where a signal is to be answered by a save, and was not."""
+def due_after(saved: Collection[int], last: int) -> set[int]:
+    """The steps up to `last` at which a launch saves that has saved at these: in equal distances from its beginning."""
+    gaps = [after - before for before, after in pairwise(sorted({0, *saved}))]
+    return set(range(0, last, min(gaps))) if gaps else set()
+
+
+def answer_to_signal(asked: Rehearsal, ended: Played, anyway: Collection[int] = ()) -> Row:
+    """How B ended: a difference where a signal is to be answered by a save, and was not. `anyway`: steps of scheduled saves."""
     saves, last, name = ended.saves, max(ended.last_step, ended.told_at), asked.signal.removeprefix("SIG")
     took = f"{ended.ended_in or 0:.1f} s"
     if ended.ended_in is None:
         return Row(Rank.NOT_COMPARED, name, f"it was not sent: the launch ended after step {last}: {ended.end}")
     if asked.signal == KILL:
         return Row(Rank.NOTE, f"SIGKILL after step {last}", f"it ended with code {ended.exit_code} in {took}")
-    new = sorted(saves.keys() - ended.saved_before)
+    after = sorted(saves.keys() - ended.saved_before)
+    new = [step for step in after if step not in anyway]
+    if after and not new and after[0] - ended.told_at <= SOON:
+        return Row(Rank.NOT_COMPARED, name, f"the save of step {after[0]} was due anyway; name another --at")
     if new and last < asked.to:
         return Row(Rank.NOTE, name, f"saved at step {new[-1]} within {took}")
     if new and new[0] - ended.told_at <= SOON:

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from chronicle.errors import UsageProblem
-from chronicle.rehearse.launches import listed_in
+from rollback.checkpoint.below import listed_in
 
 
 def refuse_outside(command: Sequence[str], cwd: Path) -> None:

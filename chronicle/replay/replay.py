@@ -1,188 +1,193 @@
-"""One replay: where it begins, what it starts, how its prints compare with the record, and the entry about it.
+"""One replay: the command of a plan in a replica of the run, its prints beside the record, the verdict, and the entry about it.
 
-A replay is planned from the journal and the prints: the launch whose step it is, and the nearest verified checkpoint that
-this launch saved, or began from (`origin.py`). The recorded command is then started in a copy of what it needs (`replica.py`),
-cut off (`closed.py`), stopped after the last step, compared print by print (`played.py`), and judged (`verdict.py`). Where only
-a second play can tell, there is one; there are never more. What is missing for any of this is named, and nothing is started.
+A replay is planned from the journal and the prints (`plan.py`). The recorded command is then started in a copy of what it needs
+(`replica.py`), cut off (`closed.py`), stopped after the last step, compared print by print, and judged (`verdict.py`). Where
+only a second play can tell, there is one; there are never more.
 """
 
+import json
 import os
+import shutil
+import sys
+import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
-from functools import partial
 from pathlib import Path
 from typing import Any
 
-from chronicle.errors import Refusal, UsageProblem
-from chronicle.journal import Entry, JournalWriter, compute_lineage, read_journal
-from chronicle.journal.events import EntryKind, Replayed
+from chronicle.errors import ChronicleError
+from chronicle.journal import Entry, JournalWriter, read_journal
+from chronicle.journal.events import GuardVerdict, LaunchEnd, Replayed, events_of
 from chronicle.launch.launchers import build_environment
 from chronicle.paths import list_launch_numbers
-from chronicle.prints.compared import PrintComparison
-from chronicle.replay.closed import ensure_network_closes, landlock_version
-from chronicle.replay.origin import Origin, find_origin, is_recorded, start_of
-from chronicle.replay.played import Played, ReplayPlan, play_once
+from chronicle.prints.compared import RESULT, Prints, compare_prints
+from chronicle.rehearse.launches import Until, play
+from chronicle.replay.closed import landlock_version
+from chronicle.replay.plan import Plan, is_recorded
+from chronicle.replay.replica import Replica
 from chronicle.replay.verdict import ReplayCase, Ruling, StateLoaded, judge_replay, state_loaded
 from chronicle.resume.checks.check import Outcome
 from chronicle.resume.launch_facts import changed_facts, digests_of, holds_data, new_sources, read_facts
-from chronicle.resume.ring import Ring, rings_of
-from chronicle.settings import Settings
+from chronicle.resume.ring import Print, Ring, rings_of
 
 MOST_PASSED_BY = 3
 MOST_VARIABLES = 8
-OF_FILES = ("file", "doubt")
+NO_STEP = 1 << 32  # no launch comes to it
+OPTIONS = ("--force", "a replay in a scratch directory", "--grace", "10")
 Say = Callable[[str], None]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Played:
+    """One play."""
+
+    prints: Prints
+    begins: Mapping[int, Print]  # by rank: the weights that it began with
+    start: int
+    facts: Mapping[str, Any] | None
+    guard: Sequence[GuardVerdict]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Replay:
     """What came out."""
 
-    plan: ReplayPlan
+    plan: Plan
     judged: Ruling
-    comparison: PrintComparison
+    case: ReplayCase
     replays: int
     seconds: float
 
 
-# ---- the plan ----------------------------------------------------------------------------------------------------------
-
-
-def plan_replay(
-    settings: Settings,
-    step: int,
-    *,
-    launch: int | None = None,
-    until: int | None = None,
-    command: Sequence[str] = (),
-    network: bool = False,
-    scratch: Path | None = None,
-    environ: Mapping[str, str] = os.environ,
-) -> ReplayPlan:
-    """Plan the replay of a step. Raises `Refusal` or `UsageProblem` with the missing piece; nothing is started."""
-    if step < 1:
-        raise UsageProblem(f"step is {step}: expected 1 or more", "steps count completed optimizer steps")
-    if until is not None and until < step:
-        raise UsageProblem(f"--until is {until}: expected {step} or more")
-    entries = read_journal(settings.paths).entries
-    number, rings = _launch_of(settings, entries, step, launch)
-    last = until or _next_print(rings, step)
-    if rings[min(rings)].header.get("ranks") != len(rings):
-        asked = rings[min(rings)].header.get("ranks")
-        raise Refusal(f"launch {number} had {asked} ranks, and prints of {len(rings)} are here")
-    ensure_replayable(entries, number, command, network=network)
-    origin = find_origin(settings, entries, number, step, command, environ)
-    return ReplayPlan(origin=origin, step=step, until=last, rings=rings, network=network, scratch=scratch)
-
-
-def ensure_replayable(
-    entries: Sequence[Entry], number: int, command: Sequence[str] = (), *, network: bool = False
-) -> None:
-    """Raise `Refusal` or `UsageProblem` where a launch cannot be replayed here, as far as the journal and this machine tell."""
-    start_of(entries, number, command)
-    if not network:
-        ensure_network_closes()
-
-
-def _launch_of(
-    settings: Settings, entries: Sequence[Entry], step: int, launch: int | None
-) -> tuple[int, Mapping[int, Ring]]:
-    """The launch whose step it is, and its prints."""
-    holders: dict[int, Mapping[int, Ring]] = {}
-    for number in [launch] if launch is not None else list_launch_numbers(settings.paths):
-        rings = rings_of(settings.paths.launch_dir(number))
-        if rings and _next_print_or_none(rings, step) is not None:
-            holders[number] = rings
-    if not holders:
-        where = f"launch {launch}" if launch is not None else f"run {settings.run}"
-        numbers = [launch] if launch is not None else list_launch_numbers(settings.paths)
-        newest = max((last for n in numbers if (last := _last_print(settings.paths.launch_dir(n))) is not None), default=None)
-        raise Refusal(
-            f"{where} has no prints of step {step} or after it, so there is nothing to compare a replay with"
-            + ("" if newest is None else f"; the last step that all its ranks printed is {newest}"),
-            "step prints are made by guarded launches under `chronicle run` (docs/replay.md)"
-            if newest is None
-            else "where steps are short not every one is printed; `CHRONICLE_PRINTS=every` prints every step of a launch",
-        )
-    owner = compute_lineage(entries).owner(step)
-    if launch is None and owner in holders:
-        return owner, holders[owner]
-    if len(holders) > 1:
-        raise UsageProblem(
-            f"step {step} was taken by launches {', '.join(map(str, holders))}, none of them in the present lineage",
-            f"name one: --launch {max(holders)}",
-        )
-    return next(iter(holders.items()))
-
-
-def _last_print(launch_dir: Path) -> int | None:
-    """The last step that all ranks of a launch printed; None without prints."""
-    rings = rings_of(launch_dir)
-    return max(_printed_by_all(rings), default=None) if rings else None
-
-
-def _printed_by_all(rings: Mapping[int, Ring]) -> set[int]:
-    return set.intersection(*(set(ring.steps()) for ring in rings.values()))
-
-
-def _next_print_or_none(rings: Mapping[int, Ring], step: int) -> int | None:
-    """The first printed step of all ranks that is not before `step`, where prints before it or a beginning are there, too."""
-    common = _printed_by_all(rings)
-    begins = min((one.step for ring in rings.values() for one in ring.begins()), default=min(common, default=0))
-    return min((one for one in common if one >= step), default=None) if begins < step else None
-
-
-def _next_print(rings: Mapping[int, Ring], step: int) -> int:
-    found = _next_print_or_none(rings, step)
-    assert found is not None
-    return found
-
-
-# ---- the replay --------------------------------------------------------------------------------------------------------
-
-
-def replay(plan: ReplayPlan, *, say: Say = lambda line: None) -> Replay:
+def replay(plan: Plan, *, say: Say = lambda line: None) -> Replay:
     """Play it, a second time where only that can tell, and judge. Raises `ChronicleError` when it could not be played."""
     begun = time.monotonic()
-    record = {rank: {**{one.step: one for one in ring.begins()}, **ring.steps()} for rank, ring in plan.rings.items()}
-    facts = read_facts(plan.origin.settings.paths.launch_dir(plan.origin.launch))
+    facts = read_facts(plan.settings.paths.launch_dir(plan.launch))
     for line in _said_before(plan, facts):
         say(line)
     one = play_once(plan)
-    comparison = one.compare(record, plan.until)
+    record = {rank: _by_step(ring) for rank, ring in plan.rings.items()}
+    compared = compare_prints(record, one.prints, start=one.start, until=plan.until, begins=one.begins)
+    was_loaded = plan.begin is None or plan.begin.launch != plan.launch  # by the recorded launch, too
     case = ReplayCase(
-        compared=comparison,
+        ranks=compared.ranks,
         changed=_changed(facts, one, plan),
         facts_known=facts is not None and one.facts is not None,
-        load=_state_loaded(plan.origin, one),
-        has_checkpoint=plan.origin.begin is not None,
+        has_checkpoint=plan.begin is not None,
+        load=StateLoaded() if was_loaded else state_loaded(one.guard),
     )
     judged, replays = judge_replay(case), 1
-    if judged.again and comparison.first is not None:
-        say(f"{comparison.first.words}: another replay tells whether it is repeatable")
-        two, replays = play_once(plan), 2
-        judged = judge_replay(replace(case, plays_agree=plays_agree(case, one, two)))
-    judged = replace(judged, evidence=(*judged.evidence, *_beside(plan.origin, one)))
-    return Replay(plan=plan, judged=judged, comparison=comparison, replays=replays, seconds=time.monotonic() - begun)
+    if judged.again and case.first is not None:
+        say(f"{case.first.words}: another replay tells whether it is repeatable")
+        replays = 2
+        case = replace(case, plays_agree=plays_agree(case, one, play_once(plan)))
+        judged = judge_replay(case)
+    judged = replace(judged, evidence=(*judged.evidence, *_beside(plan, one)))
+    return Replay(plan=plan, judged=judged, case=case, replays=replays, seconds=time.monotonic() - begun)
 
 
 def plays_agree(case: ReplayCase, one: Played, two: Played) -> bool | None:
-    """Whether two plays are equal; of a launch that made its weights by itself, whether both began with the same ones."""
-    if case.began_anew_with_other_weights():
-        return one.begins_as(two)
-    return one.agrees_with(two)
+    """Whether two plays tell the same of what differs from the record; None: nothing could be compared.
+
+    All steps count: noise that seldom shows may show behind the first difference. Noise in results says nothing of what enters.
+    """
+    both = compare_prints(one.prints, two.prints, start=max(one.start, two.start), until=NO_STEP, begins=two.begins)
+    if case.began_anew or not both.steps:
+        return both.begins_equal
+    return both.first is None or (case.enters and both.part in RESULT)
 
 
-def _said_before(plan: ReplayPlan, facts: Mapping[str, Any] | None) -> Iterator[str]:
+def _by_step(ring: Ring) -> dict[int, Print]:
+    """Its prints, those of beginnings where there is none of the step itself."""
+    return {one.step: one for one in ring.begins()} | ring.steps()
+
+
+# ---- a play ------------------------------------------------------------------------------------------------------------
+
+
+def play_once(plan: Plan) -> Played:
+    """Play the steps of a plan; what it writes is removed. Raises `ChronicleError` where it could not be started."""
+    if plan.scratch is not None:
+        plan.scratch.mkdir(parents=True, exist_ok=True)
+    scratch = Path(tempfile.mkdtemp(prefix="chronicle-replay-", dir=plan.scratch)).resolve()
+    try:
+        return _play(plan, Replica(name=plan.settings.run, scratch=scratch, plan=plan))
+    finally:
+        shutil.rmtree(scratch, ignore_errors=True)
+
+
+def _play(plan: Plan, replica: Replica) -> Played:
+    replica.prepare()
+    launch_dir = replica.paths.launch_dir(max(list_launch_numbers(replica.paths), default=0) + 1)
+
+    def is_over() -> bool:
+        """Whether a step after the last one is printed: where its generators stand tells of the step before."""
+        try:
+            rings = rings_of(launch_dir)
+        except ChronicleError:
+            return False  # it is being made
+        return all(rank in rings and max(rings[rank].steps(), default=0) > plan.until for rank in plan.rings)
+
+    closed = json.dumps({"network": plan.network, "writable": replica.writable(), "parent": os.getpid()})
+    played = play(
+        replica,
+        [replica.told(word) for word in plan.command],
+        replica.environment(),
+        Until(step=NO_STEP, is_over=is_over),
+        before=(sys.executable, "-m", "chronicle.replay.closed", closed),
+        options=OPTIONS,
+    )
+    rings = rings_of(launch_dir)
+    if not rings:
+        log = launch_dir / "supervisor.log"
+        last = log.read_text(errors="replace").strip().splitlines()[-6:] if log.exists() else []
+        raise ChronicleError(
+            f"the replay took no step that could be compared ({played.end}): {' / '.join(last)[-600:]}",
+            "a replay is cut off from the network: where the script reads from it, --network lets it",
+        )
+    begins: dict[int, Print] = {}
+    for rank, ring in rings.items():
+        before = [one for one in ring.begins() if one.step < plan.step]
+        if not before:
+            raise ChronicleError(
+                f"the replay began with step {ring.begins()[0].step + 1}, after the one that was asked for: the script took a "
+                "checkpoint by itself",
+                "say where its checkpoints lie: --checkpoints DIR",
+            )
+        begins[rank] = before[-1]
+    return Played(
+        prints={rank: _by_step(ring) for rank, ring in rings.items()},
+        begins=begins,
+        start=max(one.step for one in begins.values()),
+        facts=_facts_of(replica, launch_dir),
+        guard=played.guard,
+    )
+
+
+def _facts_of(replica: Replica, launch_dir: Path) -> dict[str, Any] | None:
+    """What the play was made by, with the names that its files have outside of the scratch directory."""
+    facts = read_facts(launch_dir)
+    if facts is None:
+        return None
+    told = {table: {replica.untold(path): digest for path, digest in facts[table].items()} for table in ("code", "files")}
+    rewritten = replica.rewritten()
+    environment = {name: digest for name, digest in facts["environment"].items() if name not in rewritten}
+    return {**facts, **told, "environment": environment}
+
+
+# ---- what is said beside it --------------------------------------------------------------------------------------------
+
+
+def _said_before(plan: Plan, facts: Mapping[str, Any] | None) -> Iterator[str]:
     """What is started, and what is known to be otherwise here, or open."""
-    origin = plan.origin
-    yield f"launch {origin.launch} again from {origin.words}, to step {plan.until}; twice where only that can tell"
-    here = digests_of(build_environment(origin.environ, {}, 0.0))
+    yield f"launch {plan.launch} again from {plan.words}, to step {plan.until}; twice where only that can tell"
+    here = digests_of(build_environment(plan.environ, {}, 0.0))
     then: Mapping[str, str] = {} if facts is None else facts["environment"]
-    missing = [name for name in sorted(then.keys() - here.keys()) if not is_recorded(name)]
-    others = [name for name in sorted(then.keys() & here.keys()) if then[name] != here[name] and not is_recorded(name)]
+    own = [name for name in sorted(then) if not is_recorded(name)]
+    missing = [name for name in own if name not in here]
+    others = [name for name in own if name in here and then[name] != here[name]]
     for names, what in ((missing, "not set here, and set in that launch"), (others, "set otherwise than in that launch")):
         if names:
             yield f"variables {what} (values are not recorded): {', '.join(names[:MOST_VARIABLES])}"
@@ -190,82 +195,58 @@ def _said_before(plan: ReplayPlan, facts: Mapping[str, Any] | None) -> Iterator[
         yield "this kernel has no Landlock: what the script names by its whole path, it writes there"
 
 
-def _beside(origin: Origin, one: Played) -> Iterator[str]:
+def _beside(plan: Plan, one: Played) -> Iterator[str]:
     """What a reader has to know of how it was played."""
-    if one.start < origin.start:
-        yield _began_earlier(one.start, origin)
-    restored = [name for name, value in sorted(os.environ.items()) if is_recorded(name) and origin.environ.get(name) != value]
+    if one.start < plan.start:
+        also = f", or this checkpoint holds the state of step {one.start}" if one.start else ""
+        yield (
+            f"the command began at step {one.start}, and not from {plan.words}: it may resume only with other words (give the "
+            f"whole command after `--`){also}"
+        )
+    restored = [name for name, value in sorted(os.environ.items()) if is_recorded(name) and plan.environ.get(name) != value]
     if restored:
         yield f"set as in the record, and otherwise than here: {', '.join(restored[:MOST_VARIABLES])}"
     different = [check for verdict in one.guard for check in verdict.checks if check.get("outcome") == Outcome.DIFFERENT]
     yield from (f"its guard: {check['name']}: {check['found']} ({check.get('cause') or check['code']})" for check in different)
-    yield from (f"a nearer checkpoint was passed by: {words}" for words in origin.passed_by[:MOST_PASSED_BY])
+    yield from (f"a nearer checkpoint was passed by: {words}" for words in plan.passed_by[:MOST_PASSED_BY])
 
 
-def _changed(facts: Mapping[str, Any] | None, one: Played, plan: ReplayPlan) -> list[tuple[str, str]]:
+def _changed(facts: Mapping[str, Any] | None, one: Played, plan: Plan) -> list[tuple[str, str]]:
     """(kind, words) of what is known to be otherwise in this replay.
 
     Of the run's own files (what a save writes and reads) nothing is said: a replay has others.
     """
     if facts is None or one.facts is None:
         return []
-    ended = _end_of(plan.origin)
-    own = [os.path.realpath(path) for path in plan.origin.own]
-    is_own = partial(_is_own, own, os.path.realpath(plan.origin.cwd))
-    items = [item for item in changed_facts(facts, one.facts, ended) if item.kind not in OF_FILES or not is_own(item.name)]
-    items += new_sources(facts, one.facts, ended)
-    return [("data" if holds_data(item) else item.kind, item.words) for item in items]
-
-
-def _is_own(own: Sequence[str], cwd: str, name: str) -> bool:
-    """Whether a file is the run's own, or this is a directory that leads to it (a save opens it, to write it through)."""
-    real = os.path.realpath(name)
-    if any(real == one or real.startswith(one + os.sep) for one in own):
-        return True
-    return real != cwd and os.path.isdir(real) and any(one.startswith(real + os.sep) for one in own)
-
-
-def _began_earlier(start: int, origin: Origin) -> str:
-    """That a replay took more steps than it had to, and what to do about it."""
-    words = f"the command began at step {start}, and not from {origin.words}: it may resume only with other words (give the "
-    earlier = f", or this checkpoint holds the state of step {start}" if start else ""
-    return f"{words}whole command after `--`){earlier}"
-
-
-def _state_loaded(origin: Origin, one: Played) -> StateLoaded:
-    """What the guard found at the load. A checkpoint that the recorded launch loaded itself is what it began with."""
-    number = origin.launch
-    if origin.begin is None or origin.begin.identity.get("launch", origin.begin.checkpoint.launch) != number:
-        return StateLoaded()
-    return state_loaded(one.guard)
-
-
-def _end_of(origin: Origin) -> float | None:
-    """When the recorded launch ended, in seconds since the epoch; None where the journal does not tell."""
-    entries = [entry for entry in read_journal(origin.settings.paths).entries if entry.launch == origin.launch]
-    ends = [entry.ts for entry in entries if entry.kind == EntryKind.LAUNCH_END]
-    return datetime.fromisoformat(ends[-1]).timestamp() if ends else None
-
-
-# ---- the entry ---------------------------------------------------------------------------------------------------------
+    entries = read_journal(plan.settings.paths).entries
+    ends = [entry.ts for entry, _ in events_of(entries, LaunchEnd) if entry.launch == plan.launch]
+    ended = datetime.fromisoformat(ends[-1]).timestamp() if ends else None
+    own = [Path(os.path.realpath(path)) for path in plan.own]
+    found = []
+    for item in changed_facts(facts, one.facts, ended) + new_sources(facts, one.facts, ended):
+        is_file = item.kind in ("file", "doubt")
+        if is_file and any(Path(os.path.realpath(item.name)).is_relative_to(place) for place in own):
+            continue
+        found.append(("data" if holds_data(item) else item.kind, item.words))
+    return found
 
 
 def record_replay(found: Replay) -> Entry:
     """Write the entry about a replay into the journal of the run: all that a replay leaves there."""
-    plan, judged, origin = found.plan, found.judged, found.plan.origin
+    plan, judged = found.plan, found.judged
     event = Replayed(
         verdict=judged.verdict.value,
         why=judged.why,
         evidence=judged.evidence,
         until=plan.until,
-        start=origin.start,
-        checkpoint=None if origin.begin is None else str(origin.begin.checkpoint.path),
-        identity={} if origin.begin is None else dict(origin.begin.identity),
-        compared=len(found.comparison.steps),
-        parts=tuple(sorted(found.comparison.parts)),
+        start=plan.start,
+        checkpoint=None if plan.begin is None else str(plan.begin.checkpoint.path),
+        identity={} if plan.begin is None else dict(plan.begin.identity),
+        compared=len(found.case.steps),
+        parts=tuple(sorted(found.case.parts)),
         replays=found.replays,
         seconds=round(found.seconds, 1),
     )
     title = f"replay of step {plan.step}: {judged.verdict.value} ({judged.why})"
-    with JournalWriter(origin.settings.paths) as writer:
-        return writer.write(event, launch=origin.launch, step=plan.step, title=title)
+    with JournalWriter(plan.settings.paths) as writer:
+        return writer.write(event, launch=plan.launch, step=plan.step, title=title)

@@ -22,7 +22,7 @@ from chronicle.launch.scratch import copy_tree
 from chronicle.paths import RunPaths, list_launch_numbers
 from chronicle.rehearse.launches import Place
 from chronicle.replay.closed import landlock_version
-from chronicle.replay.origin import Origin, is_wide
+from chronicle.replay.plan import Plan, is_wide
 from chronicle.resume.launch_facts import SETTINGS, read_facts
 from chronicle.resume.rehearsal import REHEARSAL_VARIABLE
 from rollback.checkpoint.layout import Checkpoint
@@ -45,7 +45,7 @@ SMALLER = "give the command with its data elsewhere, after `--`: what lies outsi
 class Replica(Place):
     """One play's view of a run."""
 
-    origin: Origin
+    plan: Plan
 
     @property
     def tree(self) -> Path:
@@ -55,17 +55,17 @@ class Replica(Place):
     @property
     def out(self) -> Path:
         """The first checkpoint root."""
-        return self.within(self.origin.roots[0]) if self.origin.roots else self.scratch / self.name / "none"
+        return self.within(self.plan.roots[0]) if self.plan.roots else self.scratch / self.name / "none"
 
     @property
     def cwd(self) -> Path:
         """The working directory."""
-        return self.within(self.origin.cwd)
+        return self.within(self.plan.cwd)
 
     @property
     def paths(self) -> RunPaths:
         """The run."""
-        return RunPaths(self.within(self.origin.settings.paths.run_dir))
+        return RunPaths(self.within(self.plan.settings.paths.run_dir))
 
     def within(self, path: Path) -> Path:
         """A place of the run, in the tree."""
@@ -81,22 +81,22 @@ class Replica(Place):
                 f"`{named[0]}` names `{named[1]}`, which is the run's own: a replay would write there",
                 "give a command that names another place, after `--`",
             )
-        origin, roots = self.origin, self._roots_apart()
-        run_dir = origin.settings.paths.run_dir
-        without = {self.scratch, *(Path(os.path.abspath(path)) for path in (run_dir, *roots, *origin.saves))}
-        without |= {path for root in origin.roots for path in self._beside(root)}
+        plan, roots = self.plan, self._roots_apart()
+        run_dir = plan.settings.paths.run_dir
+        without = {self.scratch, *(Path(os.path.abspath(path)) for path in (run_dir, *roots, *plan.saves))}
+        without |= {path for root in plan.roots for path in self._beside(root)}
         linked = LINKED_BYTES if landlock_version() else float("inf")
-        for place in (origin.cwd, *roots):
+        for place in (plan.cwd, *roots):
             here = without - {place}
             copy_tree(place, self.within(place), here, remedy=SMALLER, linked_bytes=linked)
         self._copy_run()
-        for root in origin.roots:
+        for root in plan.roots:
             self.within(root).mkdir(parents=True, exist_ok=True)
-        if origin.begin is not None:
-            self._lay(origin.begin.checkpoint)
+        if plan.begin is not None:
+            self._lay(plan.begin.checkpoint)
         for directory in (self.scratch / self.name / "tmp", self.out):
             directory.mkdir(parents=True, exist_ok=True)
-        for place in (origin.cwd, *roots):
+        for place in (plan.cwd, *roots):
             self._link_around(place, without)
 
     def _link_around(self, place: Path, without: Collection[Path]) -> None:
@@ -109,27 +109,26 @@ class Replica(Place):
 
     def _roots_apart(self) -> list[Path]:
         """The checkpoint roots that do not hold the working directory."""
-        return [root for root in self.origin.roots if root.is_dir() and not is_wide(root, self.origin.cwd)]
+        return [root for root in self.plan.roots if root.is_dir() and not is_wide(root, self.plan.cwd)]
 
     def _beside(self, root: Path) -> Iterator[Path]:
         """What a loader would take for a later state, or that names one where there was none yet."""
         if not root.is_dir():
             return
-        begin, names = self.origin.begin, os.listdir(root)
-        yield from (root / name for name in names if is_copy_of_newest(name) and root / name in self.origin.saves)
+        begin = self.plan.begin
         yield root.parent / "abandoned"
         if begin is None:
             yield from (root / name for name in POINTER_NAMES)
-        elif begin.checkpoint.path.parent == root and not is_wide(root, self.origin.cwd):
+        elif begin.checkpoint.path.parent == root and not is_wide(root, self.plan.cwd):
             listed = list_checkpoints(root, include_abandoned=False)
             yield from (root / name for name in find_remnants(root, listed, begin.checkpoint))
 
     def _named_in_text(self) -> Iterator[tuple[Path, Path]]:
         """Texts that the launch ran or was given and that name a place of the run: the file, and the place."""
-        paths = self.origin.settings.paths
-        facts = read_facts(paths.launch_dir(self.origin.launch)) or {}
-        words = [word.rpartition("=")[2] for word in self.origin.command]
-        given = [self.origin.cwd / word for word in words if self._is_text(self.origin.cwd / word)]
+        paths = self.plan.settings.paths
+        facts = read_facts(paths.launch_dir(self.plan.launch)) or {}
+        words = [word.rpartition("=")[2] for word in self.plan.command]
+        given = [self.plan.cwd / word for word in words if self._is_text(self.plan.cwd / word)]
         for path in (*given, *filter(self._is_text, map(Path, facts.get("code") or ()))):
             text = path.read_text(encoding="utf-8", errors="replace")
             for place in (os.path.abspath(paths.run_dir), *map(os.path.abspath, self._roots_apart())):
@@ -142,7 +141,7 @@ class Replica(Place):
 
     def _copy_run(self) -> None:
         """The run's directory without its launches, and with their numbers: the guard finds what it recorded of each save."""
-        source = self.origin.settings.paths
+        source = self.plan.settings.paths
         unwanted = shutil.ignore_patterns(*NOT_OF_A_PLAY, "*.html", "*.md", "*.lock")
         shutil.copytree(source.run_dir, self.paths.run_dir, ignore=unwanted)
         for number in list_launch_numbers(source):
@@ -153,7 +152,7 @@ class Replica(Place):
 
     def _lay(self, one: Checkpoint) -> None:
         """The checkpoint to begin with lies where a loader looks, and what names the newest one names it."""
-        source = one.path.parent if one.abandoned is None else self.origin.roots[0]
+        source = one.path.parent if one.abandoned is None else self.plan.roots[0]
         root = self.within(source)
         if shutil.disk_usage(root).free < 2 * one.size_bytes:
             raise ChronicleError(f"no room for a copy of `{one.path}` at `{self.scratch}`", "name another place: --scratch DIR")
@@ -161,7 +160,7 @@ class Replica(Place):
             shutil.copy2(one.path, root / one.path.name)
         else:
             shutil.copytree(one.path, root / one.path.name, symlinks=True, dirs_exist_ok=True)
-        gone = {path.name for path in self.origin.saves} - {one.path.name}
+        gone = {path.name for path in self.plan.saves} - {one.path.name}
         listed = list_checkpoints(root, include_abandoned=False)
         kept = next((found for found in listed if found.path.name == one.path.name), None)
         point_elsewhere(root, tuple(pointers_to(root, gone, kept)))
@@ -177,7 +176,7 @@ class Replica(Place):
 
         What is there and was not copied (an environment) keeps its name.
         """
-        places = (self.origin.cwd, self.origin.settings.paths.run_dir, *self.origin.roots)
+        places = (self.plan.cwd, self.plan.settings.paths.run_dir, *self.plan.roots)
         named = "|".join(sorted({re.escape(os.path.abspath(path)) for path in places}, key=len, reverse=True))
         return re.sub(rf"(?<![\w./-])(?:{named})(?![\w.-])[^\s:,;'\"=]*", self._moved, text)
 
@@ -191,18 +190,18 @@ class Replica(Place):
 
     def environment(self) -> dict[str, str]:
         """The variables of a play: nothing is asked of its guard, and no hook is run."""
-        found = {name: self.told(value) for name, value in self.origin.environ.items()}
+        found = {name: self.told(value) for name, value in self.plan.environ.items()}
         return found | {"TMPDIR": str(self.scratch / self.name / "tmp"), REHEARSAL_VARIABLE: ""}
 
     def rewritten(self) -> set[str]:
         """The variables that name another place in a play."""
-        environ: Mapping[str, str] = self.origin.environ
+        environ: Mapping[str, str] = self.plan.environ
         return {name for name, value in environ.items() if self.told(value) != value}
 
     def writable(self) -> list[str]:
         """The directories below which a play may write: of the usual ones those that hold nothing of the run."""
         usual = [Path(path) for path in ELSEWHERE] + [Path.home() / name for name in IN_HOME]
         usual += [Path(os.environ[name]) for name in CACHES if os.environ.get(name)]
-        own = [Path(os.path.abspath(path)) for path in (*self.origin.own, *self.origin.roots, self.origin.cwd)]
+        own = [Path(os.path.abspath(path)) for path in (*self.plan.own, *self.plan.roots, self.plan.cwd)]
         free = [path for path in usual if path.is_dir() and not any(one.is_relative_to(path) for one in own)]
         return [str(self.scratch), *map(str, free)]

@@ -2,8 +2,8 @@
 
 *As in the first pass*: so it was right before the step that followed this save; where that step was never taken, what this
 training is known to do by itself. *A longer schedule*: one number of it grew, and no LR ahead is lower. *Accepted by name*: a
-person said so (`rules.judge`). *Rounded*: the script saved in half precision, or added something and took it back but for the
-last bits. *Carried on in one process*: after a reload the loop goes on from where it was.
+person said so (`rules.judge`). *Rounded*: the script saved in half precision. *Carried on in one process*: after a reload the
+loop goes on from where it was.
 
 Options that a script sets by hand (an LR that is annealed, a momentum that is warmed up) are the most frequent accident of a
 resume too. What tells them apart where the next step of the first pass is not known:

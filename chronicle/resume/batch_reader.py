@@ -7,13 +7,11 @@ journal entry, and one line and one incident for each finding. Only the main pro
 
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from hashlib import sha256
+from dataclasses import dataclass, replace
 from typing import Any, TypeGuard
 
-from chronicle.journal.events import FirstBatchSeen, Incident
+from chronicle.journal.events import FirstBatchSeen
 from chronicle.resume.batches import is_call
-from chronicle.resume.checks.check import Check, noted
 from chronicle.resume.configuration import unwrapped
 from chronicle.resume.contract import wants_batch_text
 from chronicle.resume.events import BatchEntered
@@ -47,7 +45,6 @@ class TrainerSays:
     precision: str | None = None  # bf16, fp16 or fp32
     planned: int | None = None  # optimizer steps
     reads_trainer: bool = False  # batches come from the trainer's own step: the model's inputs need not be read
-    revisions: dict[str, str] = field(default_factory=dict)
 
 
 class FirstBatch(Observer):
@@ -141,17 +138,11 @@ class FirstBatch(Observer):
             text="\n".join([*faults, *(lines if told else ())]),
             batch=dict(told),
             findings=tuple({"name": one.name, "text": one.text} for one in found),
-            revisions=dict(self.says.revisions),
         )
         names = "; ".join(one.name for one in found)
         self._journal.write(event, step=step, title=f"first batch: {lines[0]}" + (f"; {names}" if names else ""))
         for one in found:
-            self._journal.say(f"first batch {one.name}", f"first batch: {one.name}: {one.text}")
-            incident = Incident(
-                kind=one.name, tier="warn", status="open", onset_step=step, alarm_step=step, channels=("guard",),
-                launch=self._journal.launch, change="opened", text=one.text,
-            )  # fmt: skip
-            self._journal.write(incident, step=step, title=f"warn: {one.name}: {one.text}")
+            self._journal.tell(one.name, one.text, step=step, said=f"first batch: {one.name}: {one.text}")
 
 
 def heads_of(ids: Any, first_batch: FirstBatch) -> list[str]:
@@ -231,14 +222,6 @@ def _decoder(tokenizer: Any) -> Callable[[Sequence[int]], str]:
     return decode
 
 
-def template_of(tokenizer: Any) -> str:
-    """The chat template; several are joined."""
-    template = getattr(tokenizer, "chat_template", None)
-    if isinstance(template, Mapping):
-        return "\n".join(f"{name}: {text}" for name, text in sorted(template.items()))
-    return template if isinstance(template, str) else ""
-
-
 def has_decoder(model: Any) -> bool:
     """Whether a model reads one text with its encoder and learns another with its decoder."""
     return bool(getattr(getattr(unwrapped(model), "config", None), "is_encoder_decoder", False))
@@ -249,36 +232,6 @@ def _shifts(model: Any) -> bool:
     if config is None or getattr(config, "is_encoder_decoder", False):
         return False
     return any(CAUSAL.search(base.__name__) for base in type(model).__mro__)
-
-
-def revisions_of(tokenizer: Any, model: Any) -> dict[str, str]:
-    """Digests of vocabulary and special tokens, and of the chat template; name and commit of the model."""
-    found: dict[str, str] = {}
-    plain = _plain_tokenizer(tokenizer)
-    if plain is not None and hasattr(plain, "get_vocab"):
-        digest = sha256()
-        for token, index in sorted(plain.get_vocab().items(), key=lambda item: item[1]):
-            digest.update(f"{index}\t{token}\n".encode("utf-8", "surrogatepass"))
-        digest.update(repr(sorted((k, str(v)) for k, v in getattr(plain, "special_tokens_map", {}).items())).encode())
-        found["tokenizer"] = digest.hexdigest()[:16]
-        if template := template_of(plain):
-            found["chat_template"] = sha256(template.encode()).hexdigest()[:16]
-    config = getattr(unwrapped(model), "config", None)
-    name = str(getattr(config, "_name_or_path", "") or "")
-    commit = str(getattr(config, "_commit_hash", "") or "")
-    if commit:
-        found["model"] = f"{name}@{commit}"
-    return found
-
-
-def check_revisions(saved: Mapping[str, str], now: Mapping[str, str]) -> list[Check]:
-    """Tokenizer, chat template and model against those of the checkpoint: another one is said, because it may be meant."""
-    cause = "another revision than the checkpoint was trained with"
-    return [
-        noted(name.replace("_", " "), "M4", expected=saved[name], found=now[name], where="revision", cause=cause)
-        for name in sorted(saved.keys() & now.keys())
-        if saved[name] != now[name]
-    ]
 
 
 # ---- the scheduler ---------------------------------------------------------------------------------------------------

@@ -12,7 +12,6 @@ import sys
 import weakref
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from itertools import islice
 from typing import Any
@@ -22,6 +21,7 @@ from chronicle.resume.envelope.samples import digest_of, part_of, raw_bytes
 from chronicle.resume.events import BatchEntered, Inputs
 from chronicle.resume.faults import shield
 from chronicle.resume.patches import change
+from chronicle.resume.training import Training
 
 SAMPLES = 64  # elements per tensor
 NUM_LOOKS = 3
@@ -32,19 +32,13 @@ DEPTH = 6
 
 
 class BatchWitness:
-    """Tells of all that enters a model, and `see(digest, place, step)` of every batch of the training, `step` being the value
-    of `step()` at that moment. `lost` hears of errors of the guard itself.
-    """
+    """Tells of all that enters a model, and `see(digest, place, step)` of every batch of the training, `step` being the step
+    of the training at that moment."""
 
     def __init__(
-        self,
-        tell: Callable[[BatchEntered], object],
-        see: Callable[[int, int, int | None], None],
-        step: Callable[[], int | None],
-        contained: Callable[[str], AbstractContextManager[Any]],
-        lost: Callable[[Exception], None],
+        self, training: Training, tell: Callable[[BatchEntered], object], see: Callable[[int, int, int | None], None]
     ) -> None:
-        self._tell, self._see, self._step, self._contained, self._lost = tell, see, step, contained, lost
+        self._training, self._tell, self._see = training, tell, see
         self._watches = False
         self._handle: Any = None
         self._begun = False
@@ -66,7 +60,7 @@ class BatchWitness:
 
     def watch(self, model: Any) -> None:
         """Observe the inputs of this model; a compiled one is looked at from outside its graph."""
-        with self._contained("batches"):
+        with self._training.contained("batches"):
             if self._watches:
                 return
             self._watches, model = True, compiled_part(model)
@@ -83,7 +77,7 @@ class BatchWitness:
         """Looking at a batch failed: no more batches are looked at, because the count of batches would be wrong."""
         self._gave_up = True
         self._unhook()
-        self._lost(problem)
+        self._training.faults.record("batch", problem)
 
     def take(self, batch: Any, call: tuple[Any, Any, Any] | None = None) -> None:
         """A batch of the training, in any form. `call`: the model that it enters, and with what."""
@@ -96,7 +90,7 @@ class BatchWitness:
         if not samples:
             return
         self._looks_left -= looks
-        place, step = self._places.next(), self._step()
+        place, step = self._places.next(), self._training.step
         if self._deferred or set(map(type, samples)) != {bytes}:
             self._deferred.append((samples, place, step))
             if len(self._deferred) >= NUM_DEFERRED:

@@ -1,15 +1,13 @@
-"""Checksums of which step prints are made: of micro-batches, random generators, and how models are set.
+"""Checksums of which step prints are made: of micro-batches and random generators.
 
 A checksum is of all bits. What lies on an accelerator is copied to the host without waiting. Reading draws nothing and changes
 nothing.
 """
 
-import ctypes
 import random
 import re
 import sys
 import zlib
-from collections.abc import Sequence
 from typing import Any
 
 from chronicle.resume.batches import is_call, tensors_of, yielded_lately
@@ -21,9 +19,6 @@ SPREAD = 0x2545F4914F6CDD1D  # an odd number without a pattern
 EXACT = (1 << 52) - 1
 TARGET = re.compile(r"label|target|answer|reference", re.IGNORECASE)
 WHOLE_NUMBERS = {1: "uint8", 2: "int16", 4: "int32", 8: "int64"}  # by their size in bytes
-
-
-# ---- a batch as a whole ------------------------------------------------------------------------------------------------
 
 
 def contents_of(batch: Any) -> tuple[list[Any], bool]:
@@ -87,53 +82,9 @@ def global_generators() -> dict[str, int]:
         of_torch = zlib.crc32(torch.cuda.get_rng_state().numpy(), of_torch)
     _, keys, gauss = random.getstate()
     python = zlib.crc32(repr(gauss).encode(), hash(keys) & 0xFFFFFFFF)  # the hash of integers is equal in every process
-    of_numpy = 0 if numpy is None else zlib.crc32(_numpy_state(numpy))
+    of_numpy = 0
+    if numpy is not None:
+        state = numpy.random.get_state(legacy=False)["state"]
+        key = state["key"] if "key" in state else repr(state).encode()  # that of a Mersenne twister, or another generator's
+        of_numpy = zlib.crc32(key, state.get("pos", 0))
     return {"torch": of_torch, "python": python & 0xFFFF, "numpy": of_numpy & 0xFFFF}
-
-
-def _numpy_state(numpy: Any) -> bytes:
-    """Key and position of NumPy's global generator, read where they lie: its own function takes 25 µs."""
-    generator = numpy.random.mtrand._rand._bit_generator
-    if type(generator).__name__ != "MT19937":
-        return repr(numpy.random.get_state()).encode()
-    return ctypes.string_at(generator.ctypes.state_address, 4 * 625)
-
-
-class Modes:
-    """How some models and the arithmetic are set: training or evaluation, dropout, frozen weights, autocast."""
-
-    def __init__(self, models: Sequence[Any] = ()) -> None:
-        self._modules = [part for model in models for part in model.modules()]
-        self._weights = [weight for model in models for weight in model.parameters()]
-        self._dropouts = [part for part in self._modules if isinstance(vars(part).get("p"), int | float)]
-        self._arithmetic = _arithmetic() if models else ()
-
-    def now(self) -> int:
-        """16 bits of it; 0 for no models."""
-        if not self._modules:
-            return 0
-        torch = sys.modules["torch"]
-        device = self._weights[0].device.type if self._weights else "cpu"
-        try:
-            autocast = torch.is_autocast_enabled(device) and str(torch.get_autocast_dtype(device))
-        except RuntimeError:
-            autocast = None  # a device that knows none
-        arithmetic = _arithmetic()
-        how = (
-            [part.p for part in self._dropouts],
-            autocast,
-            torch.get_default_dtype(),
-            torch.get_float32_matmul_precision(),
-            () if arithmetic == self._arithmetic else arithmetic,  # else it is as the launch's facts say
-        )
-        found = zlib.crc32(bytes([part.training for part in self._modules]))
-        found = zlib.crc32(bytes([weight.requires_grad for weight in self._weights]), found)
-        return (zlib.crc32(repr(how).encode(), found) & 0xFFFF) or 1
-
-
-def _arithmetic() -> tuple[Any, ...]:
-    """What a script may set at any time, and what changes the last digits."""
-    torch = sys.modules["torch"]
-    cudnn = torch.backends.cudnn
-    chosen = (cudnn.benchmark, cudnn.deterministic, cudnn.allow_tf32) if torch.cuda.is_initialized() else ()
-    return torch.get_num_threads(), torch.are_deterministic_algorithms_enabled(), *chosen

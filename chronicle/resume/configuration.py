@@ -1,14 +1,14 @@
-"""The configuration of a model that its weights do not show, as a record that names each value.
+"""The configuration of a model that its weights do not show, as flat facts: row of a difference, name, value.
 
 Two models with equal weights can differ in dropout, activation, epsilon, attention scale, LoRA alpha, or a part that is left in
-evaluation mode. `model_record` writes down the class and the plain attributes of every module, the configuration objects of
-the model (`config` of Transformers, Diffusers and PEFT, dataclasses, namespaces), and which modules are in another mode than
-the model. Equal modules share a row, and layers of a stack share a line: `transformer.h.*.attn.dropout`.
+evaluation mode. `model_facts` gives the class and the plain attributes of every module, the configuration objects of
+the model (`config` of Transformers, Diffusers and PEFT, dataclasses, namespaces), and tensors that no checkpoint holds.
+`folded` names equal values of a stack once: `transformer.h.*.attn.dropout.p`.
 
-An attribute is *firm* when it is configuration for certain: an argument of the constructor, one of torch's `__constants__`,
-or any attribute but a counter of a library's class. Other attributes are *loose*: a script may set them as it trains.
-Values that move while a launch trains are found by `moved_between`. Private names, places in a stack (`layer_idx`),
-paths, tensors, and switches of the implementation are left out.
+An attribute is of the row `FIRM` when it is configuration for certain: an argument of the constructor, one of torch's
+`__constants__`, or any attribute but a counter of a library's class. Others are `LOOSE`: a script may set them as it trains.
+Values that move while a launch trains are found by comparing (`trained.py`). Private names, places in a stack (`layer_idx`),
+paths, and switches of the implementation are left out.
 """
 
 import enum
@@ -20,7 +20,7 @@ import re
 import sys
 import sysconfig
 import types
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import fields, is_dataclass
 from pathlib import Path
 from typing import Any
@@ -30,8 +30,12 @@ from rollback.channels import Role, role_of
 
 MAX_TEXT = 200  # characters of one value
 MAX_ITEMS = 64  # of a list or mapping
-MAX_BYTES = 64_000  # of the record in JSON; above, rows are digests and a difference is said by module
+MAX_BYTES = 200_000  # of the facts in JSON; above, a difference is said by module
 SKIPPED: Any = object()
+FIRM, LOOSE, TENSOR = "model", "attributes of the model", "tensor"  # rows
+
+Fact = tuple[str, str, Any]  # row, name, value
+Facts = dict[str, dict[str, Any]]  # row -> name -> value
 
 WRAPPERS = {"DistributedDataParallel", "DataParallel", "FullyShardedDataParallel", "OptimizedModule", "DeepSpeedEngine"}
 WRAPPER_PARTS = {"_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module"}
@@ -55,34 +59,24 @@ NUM_TENSORS = 64
 DIGITS = re.compile(r"(?<![^.])[0-9]+(?![^.])")  # a whole part of a module's name
 
 
-def model_record(models: Sequence[Any]) -> dict[str, Any]:
-    """The record of these models: `rows`, `modules` (name or pattern -> row, how many), `configs`, `eval`."""
-    modules = dict(_named_modules(models))
-    rows: dict[str, int] = {}
-    placed: dict[str, int] = {}
-    stored: list[Any] = []
-    configs: dict[str, Any] = {}
+def model_facts(models: Sequence[Any]) -> Iterator[Fact]:
+    """The configuration of these models."""
+    facts = list[Fact]()
     seen: dict[int, Any] = {}  # configuration objects, which many modules share
+    modules = dict(_named_modules(models))
     for name, module in modules.items():
-        row, found = _describe(name, module, seen)
-        configs |= found
-        key = json.dumps(row, sort_keys=True)
-        if key not in rows:
-            rows[key] = len(stored)
-            stored.append(row)
-        placed[name] = rows[key]
-    record = {"rows": stored, "modules": _folded(placed), "configs": configs, "eval": other_mode(models)}
-    record = record if len(json.dumps(record)) <= MAX_BYTES else _capped(record)
-    return {**record, "tensors": unsaved_tensors(modules)}
+        facts += _of_module(f"{name}." if name else "", module, seen)
+    yield from facts if len(json.dumps(folded(facts))) <= MAX_BYTES else _capped(facts)
+    yield from _unsaved_tensors(modules)
 
 
-def unsaved_tensors(modules: Mapping[str, Any]) -> dict[str, list[Any]]:
+def _unsaved_tensors(modules: Mapping[str, Any]) -> Iterator[Fact]:
     """Tensors that the script's own modules compute with and that no checkpoint holds: rotary frequencies, class weights.
 
     Those of a library's modules follow from their configuration, which is compared; some grow with the inputs.
-    Name, with `*` for places in a stack -> [shape, dtype, values at eight places], of the first in a stack. At most 64.
+    [shape, dtype, values at eight places], of the first in a stack. At most 64.
     """
-    found: dict[str, list[Any]] = {}
+    found = set[str]()
     for name, module in modules.items():
         kind = class_of(module)
         if not is_of_the_script(kind):
@@ -93,8 +87,8 @@ def unsaved_tensors(modules: Mapping[str, Any]) -> dict[str, list[Any]]:
         for key, thing in ({key: module._buffers.get(key) for key in unsaved} | own).items():
             place = pattern_of(f"{name}.{key}" if name else key)
             if not key.startswith("_") and place not in found and len(found) < NUM_TENSORS and (values := _values(thing)):
-                found[place] = values
-    return found
+                found.add(place)
+                yield TENSOR, place, values
 
 
 def _is_plain_tensor(thing: Any) -> bool:
@@ -109,28 +103,28 @@ def _values(tensor: Any) -> list[Any]:
     return [list(tensor.shape), str(tensor.dtype).removeprefix("torch."), [plain_value(float(f"{one:.6g}")) for one in values]]
 
 
-def moved_between(first: Mapping[str, Any], second: Mapping[str, Any]) -> set[str]:
-    """Names (with `*` for places in a stack) of the values that differ between two records of one launch."""
-    before, after = flat_values(first), flat_values(second)
-    names = {name for name in before.keys() | after.keys() if before.get(name, SKIPPED) != after.get(name, SKIPPED)}
-    one, other = first.get("tensors") or {}, second.get("tensors") or {}
-    tensors = {name for name in one.keys() | other.keys() if one.get(name) != other.get(name)}
-    return {pattern_of(name) for name in names} | tensors
+def folded(facts: Iterable[Fact]) -> Facts:
+    """Facts by row and name; where all members of a stack have one value, its pattern stands for them."""
+    stacks: dict[str, list[Fact]] = {}
+    for fact in facts:
+        stacks.setdefault(pattern_of(fact[1]), []).append(fact)
+    found: Facts = {}
+    for pattern, members in stacks.items():
+        row, _, value = members[0]
+        if len(members) > 1 and all((one[0], one[2]) == (row, value) for one in members):
+            members = [(row, pattern, value)]
+        for row, name, value in members:
+            found.setdefault(row, {})[name] = value
+    return found
 
 
-def flat_values(record: Mapping[str, Any]) -> dict[str, tuple[Any, bool]]:
-    """Name of a value -> the value, and whether it is firm."""
-    values: dict[str, tuple[Any, bool]] = {}
-    rows = record.get("rows") or ()
-    for name, (place, _) in (record.get("modules") or {}).items():
-        kind, firm, loose = rows[place]
-        prefix = f"{name}." if name else ""
-        values[f"{prefix}class"] = (kind, True)
-        values |= {f"{prefix}{key}": (value, True) for key, value in firm.items()}
-        values |= {f"{prefix}{key}": (value, False) for key, value in loose.items()}
-    for name, (config, firm) in (record.get("configs") or {}).items():
-        values |= {f"{name}.{key}": (value, bool(firm)) for key, value in config.items()}
-    return values
+def _capped(facts: Iterable[Fact]) -> Iterator[Fact]:
+    """A digest for each module of a model with very many different ones."""
+    modules: dict[str, list[Fact]] = {}
+    for fact in facts:
+        modules.setdefault(fact[1].rpartition(".")[0], []).append(fact)
+    for name, own in modules.items():
+        yield FIRM, f"{name}.configuration", short_digest(own)[:8]
 
 
 def pattern_of(name: str) -> str:
@@ -160,8 +154,12 @@ def _named_modules(models: Sequence[Any]) -> Iterator[tuple[str, Any]]:
         for name, module in unwrapped(model).named_modules():
             if type(module).__name__ in WRAPPERS or type(module).__name__ == "CheckpointWrapper":
                 continue
-            parts = [part for part in name.split(".") if part and part not in WRAPPER_PARTS]
-            yield ".".join(([start] if start else []) + parts), module
+            yield ".".join(filter(None, (start, plain_name(name)))), module
+
+
+def plain_name(name: str) -> str:
+    """The name of a module or weight without those of wrappers."""
+    return ".".join(part for part in name.split(".") if part not in WRAPPER_PARTS).removeprefix("module.")
 
 
 def class_of(module: Any) -> type:
@@ -169,30 +167,28 @@ def class_of(module: Any) -> type:
     return next((kind for kind in type(module).__mro__ if not kind.__module__.startswith(CARRIERS)), type(module))
 
 
-def _describe(name: str, module: Any, seen: dict[int, Any]) -> tuple[list[Any], dict[str, Any]]:
-    """The row of one module, and the configuration objects that no module before it holds."""
+def _of_module(prefix: str, module: Any, seen: dict[int, Any]) -> Iterator[Fact]:
+    """One module, with the configuration objects that no module before it holds."""
     kind = class_of(module)
-    certain, by_hand = constructor_arguments(kind), _set_later(kind)
-    own = is_of_the_script(kind)
-    firm: dict[str, Any] = {}
-    loose: dict[str, Any] = {}
-    configs: dict[str, Any] = {}
+    certain, later, own = constructor_arguments(kind), _set_later(kind), is_of_the_script(kind)
+    yield FIRM, f"{prefix}class", kind.__name__
+    is_plain = True
     for key, thing in vars(module).items():
         if key.startswith("_") or key in VOLATILE:
             continue
         if _holds_options(key, thing, own):
-            configs |= _config(f"{name}.{key}" if name else key, thing, seen)
+            yield from _config(prefix + key, thing, seen)
             continue
         value = plain_value(thing)
-        if value is SKIPPED or _is_place(name, key, value):
+        if value is SKIPPED or _is_place(prefix, key, value):
             continue
+        is_plain = False
         steady = key in certain or not isinstance(value, int) or isinstance(value, bool)
-        (firm if steady and not (own and key in by_hand) else loose)[key] = value
+        yield FIRM if steady and not (own and key in later) else LOOSE, prefix + key, value
     if "config" not in vars(module) and isinstance(getattr(kind, "config", None), property):  # Diffusers
-        configs |= _config(f"{name}.config" if name else "config", _quietly(lambda: module.config), seen)
-    if not firm and not loose and (text := _quietly(module.extra_repr)):
-        loose["extra_repr"] = str(text)[:MAX_TEXT]
-    return [kind.__name__, firm, loose], configs
+        yield from _config(f"{prefix}config", quietly(lambda: module.config), seen)
+    if is_plain and (text := quietly(module.extra_repr)):
+        yield LOOSE, f"{prefix}extra_repr", str(text)[:MAX_TEXT]
 
 
 def _holds_options(key: str, thing: Any, own: bool) -> bool:
@@ -210,10 +206,11 @@ def _is_place(name: str, key: str, value: Any) -> bool:
     return value in places or value - 1 in places
 
 
-def _quietly(work: Any) -> Any:
+def quietly(work: Callable[[], Any]) -> Any:
+    """What it returns; None where foreign code (a property, `extra_repr`) raises."""
     try:
         return work()
-    except Exception:  # noqa: BLE001 a property or `extra_repr` of foreign code
+    except Exception:  # noqa: BLE001 foreign code
         return None
 
 
@@ -284,47 +281,21 @@ def other_mode(models: Sequence[Any], seen: Mapping[int, bool] | None = None) ->
     return sorted({name if pattern_of(name) in on else pattern_of(name) for name in off})
 
 
-def _folded(placed: Mapping[str, int]) -> dict[str, list[int]]:
-    """Modules of a stack with one row as one line: pattern -> [row, how many]."""
-    groups: dict[str, list[str]] = {}
-    for name in placed:
-        groups.setdefault(pattern_of(name), []).append(name)
-    folded: dict[str, list[int]] = {}
-    for pattern, names in groups.items():
-        rows = {placed[name] for name in names}
-        if len(rows) == 1:
-            folded[pattern] = [rows.pop(), len(names)]
-        else:
-            folded |= {name: [placed[name], 1] for name in names}
-    return folded
-
-
-def _capped(record: dict[str, Any]) -> dict[str, Any]:
-    """The record of a model with very many different modules: a digest for each row."""
-    rows: list[Any] = [[kind, {"configuration": short_digest(firm)[:8]}, {}] for kind, firm, _ in record["rows"]]
-    modules = record["modules"]
-    if len(json.dumps(modules)) > 2 * MAX_BYTES:
-        rows, modules = [["model", {"configuration": short_digest([rows, modules])}, {}]], {"": [0, len(modules)]}
-    configs = {name: [{"configuration": short_digest(config)}, firm] for name, (config, firm) in record["configs"].items()}
-    return {**record, "rows": rows, "modules": modules, "configs": configs, "eval": record["eval"][:MAX_ITEMS]}
-
-
 # ---- configuration objects and plain values --------------------------------------------------------------------------
 
 
-def _config(name: str, thing: Any, seen: dict[int, Any]) -> dict[str, Any]:
-    """`{name: [flat values, firm]}` of a configuration object, once; {} for anything else.
+def _config(name: str, thing: Any, seen: dict[int, Any]) -> Iterator[Fact]:
+    """The values of a configuration object, once; nothing for anything else.
 
-    One that also holds the run's own options (learning rate, seed, output) is loose: those may change.
+    Those of one that also holds the run's own options (learning rate, seed, output) are loose: they may change.
     """
     if thing is None or id(thing) in seen:
-        return {}
+        return
     seen[id(thing)] = thing
-    flat = _quietly(lambda: dict(_flat(_contents(thing) or {})))
-    if not flat:
-        return {}
-    firm = not any(name in OF_A_RUN or role_of(name) is Role.LR for name in (key.rpartition(".")[2] for key in flat))
-    return {name: [flat, firm]}
+    flat = quietly(lambda: dict(_flat(_contents(thing) or {}))) or {}
+    is_loose = any(key in OF_A_RUN or role_of(key) is Role.LR for key in (key.rpartition(".")[2] for key in flat))
+    for key, value in flat.items():
+        yield LOOSE if is_loose else FIRM, f"{name}.{key}", value
 
 
 def _contents(thing: Any) -> Mapping[str, Any] | None:
@@ -332,7 +303,7 @@ def _contents(thing: Any) -> Mapping[str, Any] | None:
     if isinstance(thing, Mapping):
         return thing
     if callable(getattr(thing, "to_dict", None)):
-        found = _quietly(thing.to_dict)
+        found = quietly(thing.to_dict)
         return found if isinstance(found, Mapping) else None
     if is_dataclass(thing) and not isinstance(thing, type):
         return {field.name: getattr(thing, field.name, None) for field in fields(thing)}

@@ -10,15 +10,13 @@ the rest of the resumed epoch was skips batches for ever (StatefulDataLoader wit
 """
 
 import atexit
-import functools
 import json
 import weakref
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
 from typing import Any
 
-from chronicle.journal.events import Incident
 from chronicle.journal.writer import fresh_id
 from chronicle.resume.batch_record import BatchRecord, FirstPass, Position, read_first_pass
 from chronicle.resume.batches import BatchWitness
@@ -39,12 +37,11 @@ NUM_WITHOUT_STEP = 256  # batches; nobody accumulates that many
 NO_STEP_SEEN = "no optimizer step was seen (is `optimizer.step` inside `torch.compile`?), so nothing of this launch is compared"
 ASKED_AT = (3, 32, 256)  # batches after which it is asked whether steps are taken that nobody sees
 NUM_FIRST = 3
+NUM_OF_STEP = 64  # micro-batches
 NUM_FOLLOWED = 256  # batches after the first one that are compared
 NUM_ASTRAY = 3  # in a row that differ, before it is said
 NUM_RANKS = 64  # with more ranks only those that find a difference themselves say so
-ASTRAY, AT_NEW_PASS = "2 astray", "1 at a new pass"  # how sure it is that another batch was not meant; the worse is the larger
-WORSE = (Outcome.EQUAL, Outcome.NOT_COMPARED, Outcome.NOTED, Outcome.DIFFERENT)
-CUT = {"expected": 40, "found": 60, "cause": 240, "error": 120}  # characters of a check that ranks exchange
+MOST_WORDS = 240  # characters of a cause that ranks exchange
 
 
 @dataclass(slots=True)
@@ -64,19 +61,13 @@ class DataWatch(Observer):
     about = "batches"
 
     def __init__(
-        self,
-        training: Training,
-        tell: Callable[[BatchEntered], object],
-        told: Callable[[int], None],
-        look_for_steps: Callable[[bool], None],
+        self, training: Training, tell: Callable[[BatchEntered], object], look_for_steps: Callable[[bool], None]
     ) -> None:
-        """`tell`: of all that enters a model. `told`: of the digest of every batch. `look_for_steps(surely)`: whether steps are
-        taken that no hook sees."""
-        self._training, self._told, self._look_for_steps = training, told, look_for_steps
+        """`tell`: of all that enters a model. `look_for_steps(surely)`: whether steps are taken that no hook sees."""
+        self._training, self._look_for_steps = training, look_for_steps
         self._options, self._journal, self._ranks = training.options, training.journal, training.ranks
         self._start, self._contained, self._failed = training.start, training.contained, training.faults.record
-        lost = functools.partial(training.faults.record, "batch")
-        self.batches = BatchWitness(tell, self._see, lambda: training.step, training.contained, lost)
+        self.batches = BatchWitness(training, tell, self._see)
         self.continues = False  # the trainer itself says that it skips the batches that were seen
         self._was_equal = False
         self._said: set[str] = set()
@@ -93,12 +84,16 @@ class DataWatch(Observer):
         self.record_id = ""  # agreed on by all ranks, anew after every load
         self._first: int | None = None  # digest of this launch's first batch
         self.first: tuple[str, ...] = ()  # of its first three
+        self.of_step: list[int] = []  # digests of the batches since the last step
+        self._step: int | None = None
         self._has_begun = self._resumes = False  # the first step was taken; and it followed a load
         self._followed = _Followed()
         self._passes: list[int] = []  # lengths of the passes that ended in this launch; the first began at the resume
         self._in_pass = 0
         self._full = 0  # batches of a whole pass, as far as the record knows
-        self.strays = ""  # how this launch goes on with another batch, on some rank: `ASTRAY`, or at a new pass
+        self._own: Check | None = None  # of this rank's first batch
+        self._strays = False  # it is another one that nobody can have meant
+        self._stray_words = ""  # on some rank: which one, and what it is
 
     # ---- what enters the model -----------------------------------------------------------------------------------
 
@@ -134,7 +129,10 @@ class DataWatch(Observer):
 
     def _see(self, digest: int, place: int, step: int | None) -> None:
         """One batch of the training. `step`: optimizer steps completed before it; None before the first of the launch."""
-        self._told(digest)
+        if step != self._step:
+            self._step, self.of_step = step, []
+        if len(self.of_step) < NUM_OF_STEP:
+            self.of_step.append(digest)
         if self._first is None:
             self._first = digest
         elif not self._has_begun and step is not None and len(self._followed.early) < NUM_FOLLOWED:
@@ -183,26 +181,19 @@ class DataWatch(Observer):
                 self._breach("skipped", step, f"{what}: batches are skipped in every pass, not only in the resumed one")
         self._in_pass = place
 
-    def warn(self, checks: Sequence[Check], step: int, *, fixed_order: bool) -> None:
-        """This launch, which is not refused, goes on with another batch that nobody can have meant: an incident, and a line.
-
-        `fixed_order`: the order of every pass is known to depend on nothing but its number.
-        """
-        found = next((c for c in checks if c.name == NAME and c.outcome is Outcome.NOTED), None)
-        if found is None or not (self.strays == ASTRAY or (self.strays and fixed_order)):
+    def warn(self, step: int) -> None:
+        """This launch, which is not refused, goes on with another batch that nobody can have meant: an incident, and a line."""
+        if self._ranks.rank != 0 or not self._stray_words:
             return
-        where = "" if found.where.endswith("rank 0") else f" ({found.where})"
-        text = f"this launch goes on with other batches than followed this save{where}: {found.cause}"
+        text = f"this launch goes on with other batches than followed this save{self._stray_words}"
         way_out = 'if intended: CHRONICLE_ACCEPT_CHANGE="data: reason"; same_data=True refuses it'
-        line = f"warn: data-not-as-recorded: the data order changed at step {step}: {found.cause}; {way_out}"
+        line = f"warn: data-not-as-recorded: the data order changed at step {step}{self._stray_words}; {way_out}"
         self._breach("not-as-recorded", step, text, line)
 
     def _breach(self, kind: str, step: int, text: str, line: str = "") -> None:
         if kind not in self._said:
             self._said.add(kind)
-            self._journal.say(f"data {kind}", line or f"data: {text}")
-            event = Incident(kind=f"data-{kind}", tier="warn", text=text, onset_step=step)
-            self._journal.write(event, step=step, title=f"data: {text}")
+            self._journal.tell(f"data-{kind}", text, step=step, said=line or f"data: {text}")
 
     # ---- before the first step -----------------------------------------------------------------------------------
 
@@ -210,20 +201,21 @@ class DataWatch(Observer):
         """The framework has loaded; `data` is the trainer's position now."""
         self._was_equal = self._is_equal(data)
 
-    def gather(self) -> list[tuple[int, Check]]:
-        """What every rank finds of its own first batch; each rank must call this right before the first step."""
+    def gather(self) -> bool:
+        """Whether every rank begins with the batch that followed the save; each must call this right before the first step."""
         with self._contained("batches"):
             self.batches.settle()
-        own = next(attempt(NAME, "M4", self._compare), None)
+        self._own = own = next(attempt(NAME, "M4", self._compare), None)
         if own is not None and own.error:
             self._failed(f"check of {NAME}", own.error)
-        report: dict[str, Any] = {"rank": self._ranks.rank, "record": fresh_id(), "strays": self.strays}
-        if own is not None:
-            report["data"] = {"outcome": str(own.outcome), **{name: getattr(own, name)[:most] for name, most in CUT.items()}}
+        rank, equal = self._ranks.rank, own is not None and own.outcome is Outcome.EQUAL
+        report = {"rank": rank, "record": fresh_id(), "equal": equal}
+        if own is not None and self._strays:
+            report["strays"] = (f" (first batch of rank {rank}): " if rank else ": ") + own.cause[:MOST_WORDS]
         reports = self._ranks.gather(report)
-        self.strays = max(str(report.get("strays") or "") for report in reports)
+        self._stray_words = next((str(report["strays"]) for report in reports if report.get("strays")), "")
         self.record_id = str(reports[0]["record"])
-        return [(int(report["rank"]), _unpack(report["data"], report["rank"])) for report in reports if report.get("data")]
+        return all(report.get("equal") for report in reports)
 
     def begin(self) -> None:
         """The first step is about to be taken: from here on the record is written."""
@@ -235,19 +227,15 @@ class DataWatch(Observer):
             if self.record_id and rank < NUM_RANKS:
                 self._record.begin(self.record_id, rank, start_step=start, parent=self._parent(), launch=self._journal.launch)
 
-    def check(self, data: Any, found: Sequence[tuple[int, Check]]) -> list[Check]:
-        """The position that the trainer reports, and the first batches of all ranks as `gather` found them."""
+    def check(self, data: Any) -> list[Check]:
+        """The position that the trainer reports, and this rank's first batch as `gather` found it."""
         checks = [] if self._was_equal or self._is_equal(data) else [self._wrong_position(data)]
-        if self._ranks.rank != 0:
+        own = self._own or next(iter(self._compare()), None)  # none: a load that was found only now, by the journal
+        if own is None:
             return checks
-        # none: a load that was found only now, by the journal
-        of_ranks = [check for _, check in found] or self._compare()
-        if not of_ranks:
-            return checks
-        worst = max(of_ranks, key=lambda check: WORSE.index(check.outcome))
-        if worst.outcome is Outcome.NOT_COMPARED and not checks and self._saved_position() is not None:
+        if own.outcome is Outcome.NOT_COMPARED and not checks and self._saved_position() is not None:
             return [compared("data position", "M4", True, expected="as saved", found="equal", where="data_state()")]
-        return [*checks, worst]
+        return [*checks, replace(own, where=f"first batch of rank {self._ranks.rank}")]
 
     def _compare(self) -> list[Check]:
         """This rank's first batch against the record; empty where nothing is to be compared."""
@@ -268,7 +256,7 @@ class DataWatch(Observer):
             self._expect(before)
             return [compared(NAME, "M4", True, expected=f"{self._first:016x}", found="equal")]
         other = OtherBatch(before, self._first)
-        self.strays = other.astray
+        self._strays = other.is_astray
         memory = self._memory
         beside = rank if memory is not None and memory.of_rank(rank) is None else None
         return [other.check(exactly=self._options.same_data, continues=self.continues, beside=beside)]
@@ -322,11 +310,6 @@ class DataWatch(Observer):
         )
 
 
-def _unpack(packed: Mapping[str, str], rank: int) -> Check:
-    words = {name: packed[name] for name in CUT}
-    return Check(name=NAME, code="M4", outcome=Outcome(packed["outcome"]), where=f"first batch of rank {rank}", **words)
-
-
 def _finish(reference: "weakref.ref[DataWatch]") -> None:
     watch = reference()
     if watch is not None:
@@ -354,14 +337,14 @@ class OtherBatch:
         return self._before.begins_pass(self._before.position)
 
     @property
-    def astray(self) -> str:
-        """How sure it is that it was not meant; "" for a pass that is begun again, as scripts do on purpose."""
+    def is_astray(self) -> bool:
+        """Whether nobody can have meant it: scripts begin a pass again on purpose, and a new pass may come in a new order."""
         before, nearest = self._before, self._nearest
         if self._nothing_followed:
-            return ""
-        if nearest is None:  # a new pass may well come in a new order
-            return AT_NEW_PASS if self._begins_pass else ASTRAY
-        return ASTRAY if nearest > before.position or not before.begins_data(nearest) else ""
+            return False
+        if nearest is None:
+            return not self._begins_pass
+        return nearest > before.position or not before.begins_data(nearest)
 
     def check(self, *, exactly: bool, continues: bool, beside: int | None = None) -> Check:
         """`exactly`: the trainer promised the next batch. `continues`: it claims to skip what was seen.

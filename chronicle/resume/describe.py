@@ -2,7 +2,6 @@
 
 from collections.abc import Mapping
 from dataclasses import replace
-from math import isfinite
 from typing import TYPE_CHECKING, Any
 
 from chronicle.resume.events import Loaded
@@ -66,14 +65,11 @@ class Describer(Observer):
         found = replace(
             self.with_habits(memory, live),
             step=step,
-            training=parts.trained.modes_of(live.models),
             identity=self.identity,
             used=parts.reference.options.record(),
-            spoilt=parts.envelope.at_save() or _spoilt_moments(memory),
+            spoilt=parts.envelope.at_save(),
             ranks=(own,),
             unregistered=unregistered,
-            revisions=dict(parts.first_batch.says.revisions),
-            lr_moved=witness.moved,
             habits=parts.reference.habits,
             seen_frozen=parts.reference.frozen_now(memory.frozen),
         )
@@ -88,8 +84,7 @@ class Describer(Observer):
         live = self._training.live()
         found = self.with_habits(fingerprint_memory(live, digests=False), live, since_save=True)
         step = self._training.step if found.step is None else found.step
-        modes = tuple(bool(model.training) for model in self._training.models)
-        return replace(found, step=step, training=modes or None)
+        return replace(found, step=step)
 
     def with_habits(self, memory: Memory, live: LiveState, *, since_save: bool = False) -> Memory:
         """With what is trained, and with which optimizers beside the guarded ones."""
@@ -98,11 +93,3 @@ class Describer(Observer):
         with self._training.contained("record of what is trained"):
             trained = self._parts.trained.record(live, since_save=since_save)
         return replace(memory, topology={**memory.topology, **others}, trained=trained)
-
-
-def _spoilt_moments(memory: Memory) -> str:
-    """Moments that are not finite: the next step makes the weights so."""
-    for index, group in enumerate(memory.groups):
-        if group.moment_norm is not None and not isfinite(group.moment_norm):
-            return f"weights-not-finite: the moments of parameter group {index} hold NaN or infinity"
-    return ""

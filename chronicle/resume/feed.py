@@ -1,19 +1,23 @@
 """What a training reads: the dataset, the order in which it is drawn, and the shape of the batches.
 
-`feed_record` describes the loaders of a launch without reading a sample: the class of the dataset, its length, the fingerprint
-and columns of a Hugging Face dataset, plain attributes (`block_size`), a digest of tensors and arrays it holds, the files it
-names with size and modification time, the sampler with its seed, and the batch size. Nothing is indexed and no iterator is
+`feed_facts` describes the loader of a launch without reading a sample: the class of the dataset, its length, the columns
+of a Hugging Face dataset, plain attributes (`block_size`), a digest of tensors and arrays it holds, the files it
+names with size and modification time, the sampler with its seed. Nothing is indexed and no iterator is
 made, because a dataset may augment at random or read the network. What cannot be seen is left out.
+
+The row of a fact says what a difference means: `dataset` another dataset, `ROWS_OF_DATASET` other rows (generated data and
+random splits differ like that too), `DATASET` seeds, times, and attributes that the constructor does not take.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from chronicle.resume.batches import samples_of, tensors_of
-from chronicle.resume.configuration import SKIPPED, constructor_arguments, plain_value, short_digest
+from chronicle.resume.configuration import SKIPPED, Fact, constructor_arguments, plain_value, quietly, short_digest
 from chronicle.resume.envelope.samples import digest_of
 
+DATASET, ROWS_OF_DATASET = "dataset and order", "rows of the dataset"
 NUM_FILES = 16
 NUM_ROWS = 8  # of a Hugging Face dataset
 NUM_SAMPLES = 64  # elements of a tensor, items of a list
@@ -24,60 +28,52 @@ DERIVED = {"format", "info", "builder_name", "cache_files", "citation", "descrip
 WRAPS = ("dataset", "datasets", "data_source", "source", "hf_dataset", "ds")  # where a dataset keeps the one that it wraps
 
 
-def feed_record(loader: Any) -> dict[str, Any]:
-    """Dataset and order of the loader that is trained from; {} when it is not known."""
+def feed_facts(loader: Any) -> Iterator[Fact]:
+    """Dataset and order of the loader that is trained from; none when it is not known."""
     if loader is None:
-        return {}
-    record: dict[str, Any] = {}
-    dataset = _quietly(loader, "dataset")
+        return
+    dataset = quietly(lambda: getattr(loader, "dataset", None))
     if dataset is not None:
-        record["dataset"] = dataset_record(dataset)
-    if order := order_record(loader):
-        record["order"] = order
-    return record
+        yield from dataset_facts(dataset)
+    for name, value in order_record(loader).items():
+        yield "shuffle" if name == "shuffle" else DATASET, f"order.{name}", value
 
 
 # ---- the dataset -----------------------------------------------------------------------------------------------------
 
 
-def dataset_record(dataset: Any, depth: int = 0) -> dict[str, dict[str, Any]]:
-    """Values of one dataset and of those it wraps, by what a difference means.
-
-    `firm`: another dataset. `content`: other rows; generated data and random splits differ like that too. `files`: name, bytes
-    and modification time. `loose`: fingerprints, seeds, and attributes that the constructor does not take.
-    """
-    record: dict[str, dict[str, Any]] = {"firm": {"class": type(dataset).__name__}, "content": {}, "files": {}, "loose": {}}
-    length = _length(dataset)
+def dataset_facts(dataset: Any, name: str = "dataset", depth: int = 0) -> Iterator[Fact]:
+    """Values of one dataset and of those it wraps."""
+    yield "dataset", f"{name}.class", type(dataset).__name__
+    length = quietly(lambda: len(dataset))  # an iterable dataset has none; some raise errors of their own
     if length is not None:
-        record["firm"]["length"] = length
+        yield "dataset", f"{name}.length", length
     if type(dataset).__module__.startswith("datasets."):
-        _add_hugging_face(dataset, record)
+        yield from _of_hugging_face(dataset, name)
     elif isinstance(dataset, (list, tuple)):
-        record["content"]["rows"] = _sequence_digest(dataset)
+        yield ROWS_OF_DATASET, f"{name}.rows", _sequence_digest(dataset)
     else:
-        _add_attributes(dataset, record, depth)
-    return {section: values for section, values in record.items() if values}
+        yield from _of_attributes(dataset, name, depth)
 
 
-def _add_hugging_face(dataset: Any, record: dict[str, dict[str, Any]]) -> None:
-    fingerprint, columns = getattr(dataset, "_fingerprint", None), getattr(dataset, "column_names", None)
-    if isinstance(fingerprint, str):
-        record["loose"]["fingerprint"] = fingerprint
+def _of_hugging_face(dataset: Any, name: str) -> Iterator[Fact]:
+    """Not its fingerprint: that is another one in every launch."""
+    columns = getattr(dataset, "column_names", None)
     if isinstance(columns, list):
-        record["firm"]["columns"] = sorted(str(name) for name in columns)
+        yield "dataset", f"{name}.columns", sorted(map(str, columns))
     if (split := getattr(dataset, "split", None)) is not None:
-        record["loose"]["split"] = str(split)
-    for name in ("dataset_name", "config_name", "version"):
-        if (value := getattr(getattr(dataset, "info", None), name, None)) is not None:
-            record["loose" if name == "version" else "firm"][name] = str(value)
+        yield DATASET, f"{name}.split", str(split)
+    for key in ("dataset_name", "config_name", "version"):
+        if (value := getattr(getattr(dataset, "info", None), key, None)) is not None:
+            yield DATASET if key == "version" else "dataset", f"{name}.{key}", str(value)
     if content := _arrow_digest(dataset):
-        record["content"]["rows"] = content
+        yield ROWS_OF_DATASET, f"{name}.rows", content
 
 
 def _arrow_digest(dataset: Any) -> str:
     """Of a few rows as they are stored, without formats and transforms; "" for a stream.
 
-    The fingerprint alone says too much: it changes with the modification time of a cache file and with a random split.
+    The fingerprint says too much: it changes with the modification time of a cache file and with a random split.
     """
     try:
         table, indices, size = dataset.data, dataset._indices, len(dataset)
@@ -88,37 +84,26 @@ def _arrow_digest(dataset: Any) -> str:
         return ""
 
 
-def _add_attributes(dataset: Any, record: dict[str, dict[str, Any]], depth: int) -> None:
+def _of_attributes(dataset: Any, name: str, depth: int) -> Iterator[Fact]:
     kind: Any = type(dataset)
     certain = constructor_arguments(kind)
-    for name, thing in (getattr(dataset, "__dict__", None) or {}).items():
-        if name in WRAPS and depth < 4 and not _is_array(thing) and not isinstance(thing, str):
-            _add_wrapped(name, thing, record, depth)
-        elif name in FILES and (files := _files(thing)):
-            record["files"][name] = files
-        elif name.startswith("_") or name in DERIVED:
+    for key, thing in (getattr(dataset, "__dict__", None) or {}).items():
+        place = f"{name}.{key}"
+        if key in WRAPS and depth < 4 and not is_array(thing) and not isinstance(thing, str):
+            several = isinstance(thing, (list, tuple)) and key == "datasets"
+            for index, one in enumerate(thing[:NUM_FILES] if several else [thing]):
+                yield from dataset_facts(one, f"{place}.{index}" if several else place, depth + 1)
+        elif key in FILES and (files := _files(thing)):
+            yield "dataset", place, sorted(size for _, size, _ in files if size is not None)
+            yield DATASET, f"{place} (files)", files
+        elif key.startswith("_") or key in DERIVED:
             continue
-        elif _is_array(thing):
-            record["content"][name] = _array_digest(thing)
+        elif is_array(thing):
+            yield ROWS_OF_DATASET, place, _array_digest(thing)
         elif (value := plain_value(thing)) is not SKIPPED and not (isinstance(thing, (list, tuple)) and len(thing) > 8):
-            record["firm" if name in certain and name not in CHANGING else "loose"][name] = value
+            yield "dataset" if key in certain and key not in CHANGING else DATASET, place, value
         elif isinstance(thing, (list, tuple)):
-            record["content"][name] = f"{len(thing)} items, {_sequence_digest(thing)}"
-
-
-def _add_wrapped(name: str, thing: Any, record: dict[str, dict[str, Any]], depth: int) -> None:
-    things = thing if isinstance(thing, (list, tuple)) and name == "datasets" else [thing]
-    for index, one in enumerate(things[:NUM_FILES]):
-        prefix = f"{name}.{index}" if len(things) > 1 else name
-        for section, values in dataset_record(one, depth + 1).items():
-            record[section] |= {f"{prefix}.{key}": value for key, value in values.items()}
-
-
-def _length(dataset: Any) -> int | None:
-    try:
-        return len(dataset)
-    except Exception:  # noqa: BLE001 an iterable dataset has none; some raise errors of their own
-        return None
+            yield ROWS_OF_DATASET, place, f"{len(thing)} items, {_sequence_digest(thing)}"
 
 
 def _files(thing: Any) -> list[list[Any]]:
@@ -141,22 +126,15 @@ def _files(thing: Any) -> list[list[Any]]:
 
 
 def order_record(loader: Any) -> dict[str, Any]:
-    """Shuffled or not, the sampler and its seed, and the batch size of the loader."""
-    record: dict[str, Any] = {}
+    """Shuffled or not, the sampler and its seed."""
     sampler = _sampler(loader)
-    if sampler is not None:
-        record["shuffle"] = _is_shuffled(sampler)
-        record["sampler"] = _plain_sampler(type(sampler).__name__)
-        for name in ("seed", "initial_seed", "drop_last", "replacement", "num_samples"):
-            value = getattr(sampler, name, None)
-            if isinstance(value, (bool, int)) and (name, type(sampler).__name__) != ("num_samples", "RandomSampler"):
-                record["seed" if name == "initial_seed" else name] = value
-        generator = getattr(sampler, "generator", None) or getattr(loader, "generator", None)
-        if "seed" not in record and generator is not None and hasattr(generator, "initial_seed"):
-            record["seed"] = int(generator.initial_seed())
-    own = [getattr(loader, name, None) for name in ("drop_last", "_drop_last")]  # the second: of Accelerate's loaders
-    if known := [value for value in own if isinstance(value, bool)]:
-        record["drop_last"] = any(known)
+    if sampler is None:
+        return {}
+    generator: Any = getattr(sampler, "generator", None) or getattr(loader, "generator", None)
+    seeds = [getattr(sampler, name, None) for name in ("seed", "initial_seed")]
+    seeds += [generator.initial_seed()] if hasattr(generator, "initial_seed") else []
+    seed = next((seed for seed in seeds if isinstance(seed, int)), None)
+    record = {"shuffle": _is_shuffled(sampler), "sampler": _plain_sampler(type(sampler).__name__), "seed": seed}
     return {key: value for key, value in record.items() if value is not None}
 
 
@@ -257,7 +235,8 @@ def sequence_length(inputs: Any) -> int | None:
 # ---- digests ---------------------------------------------------------------------------------------------------------
 
 
-def _is_array(thing: Any) -> bool:
+def is_array(thing: Any) -> bool:
+    """Whether it is a tensor, or an array of another library."""
     return hasattr(thing, "shape") and hasattr(thing, "dtype") and not isinstance(thing, type)
 
 
@@ -277,7 +256,7 @@ def _sequence_digest(things: Sequence[Any]) -> str:
 
 
 def _item(thing: Any, depth: int = 0) -> Any:
-    if _is_array(thing):
+    if is_array(thing):
         return _array_digest(thing)
     if isinstance(thing, Mapping) and depth < 3:
         return {str(key): _item(value, depth + 1) for key, value in thing.items()}
@@ -287,10 +266,3 @@ def _item(thing: Any, depth: int = 0) -> Any:
         return thing
     value = plain_value(thing)
     return type(thing).__name__ if value is SKIPPED else value
-
-
-def _quietly(thing: Any, name: str) -> Any:
-    try:
-        return getattr(thing, name, None)
-    except Exception:  # noqa: BLE001 a property of foreign code
-        return None

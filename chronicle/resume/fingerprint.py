@@ -1,7 +1,7 @@
-"""Makes a `Memory` from the objects in memory: norms of first moments, samples of every tensor, generator digests.
+"""Makes a `Memory` from the objects in memory: samples of every tensor, generator digests.
 
 A sum does not notice a permutation, and a full hash costs as much as a save. So `SAMPLES` elements of every tensor, at a fixed
-stride, are hashed bit for bit, and the first moments also give their norm per group. No object is changed and no random
+stride, are hashed bit for bit. No object is changed and no random
 number is drawn. torch is imported inside the functions.
 """
 
@@ -23,7 +23,6 @@ T = TypeVar("T")
 
 SAMPLES = 64  # elements per tensor
 MOST_EACH = 1 << 14  # characters: of 4096 weights
-MOMENT_KEYS = ("exp_avg", "momentum_buffer", "moment1")  # Adam family, SGD, some third-party names
 COMPARED_APART = {"params", "lr", "initial_lr", "max_lr", "min_lr", "weight_decay", "step"}
 IMPLEMENTATION = {"foreach", "fused", "capturable", "differentiable"}  # how a step is computed: no part of the state
 
@@ -82,7 +81,7 @@ def fingerprint_memory(
         own = rank_digest(live, parts, whole=digests)
         return Memory(
             step=live.step if live.step is not None or not counted else counted[1],
-            groups=take("groups", lambda: tuple(_groups(live.optimizers, parts, digests)), ()),
+            groups=take("groups", lambda: tuple(_groups(live.optimizers, parts)), ()),
             optimizer_steps=steps,
             optimizers=tuple(type(optimizer).__name__ for optimizer in live.optimizers),
             schedulers=take("schedulers", lambda: tuple(map(_scheduler, live.schedulers)), ()),
@@ -95,7 +94,6 @@ def fingerprint_memory(
             objects=parts.each("state of", live.objects if digests else {}, _object_digest),
             order=take("order", lambda: parameter_order(live.optimizers, live.models), ""),
             frozen=take("frozen", lambda: frozen_parameters(live), ""),
-            training=take("training", lambda: tuple(bool(model.training) for model in live.models) or None),
             data=live.data,
             ranks=(own,),
             unknown={**live.unknown, **parts.unknown},
@@ -137,7 +135,6 @@ def rank_digest(live: LiveState, parts: Parts, *, whole: bool = True) -> RankDig
         each=each if live.rank == 0 and len(each) <= MOST_EACH else "",
         moments=moments,
         each_moment=each_moment if live.rank == 0 and len(each_moment) <= MOST_EACH else "",
-        buffers=parts.take("buffers", lambda: buffers_digest(live), ""),
         data="" if live.data is None else digest(json.dumps(live.data, sort_keys=True, default=str).encode()),
     )
 
@@ -145,13 +142,6 @@ def rank_digest(live: LiveState, parts: Parts, *, whole: bool = True) -> RankDig
 def weights_and_each(live: LiveState) -> tuple[str, str]:
     """Digest of all weights of the models, and 16 bits of each."""
     return digest_and_each(_weights(live.models))
-
-
-def epsilon_of(tensor: Any) -> float:
-    """The distance from 1 to the next number of its type; 0 where it is no floating point."""
-    import torch
-
-    return float(torch.finfo(tensor.dtype).eps) if tensor.is_floating_point() else 0.0
 
 
 def rounded_weights(live: LiveState) -> str:
@@ -170,11 +160,6 @@ def rounded_weights(live: LiveState) -> str:
         if bool(torch.equal(sample.to(kind).to(torch.float32), sample)) and bool((sample != sample.round()).any()):
             return str(kind).removeprefix("torch.")
     return ""
-
-
-def buffers_digest(live: LiveState) -> str:
-    """Digest of the running statistics and other saved buffers of the models; "" when they have none."""
-    return tensor_digest(_buffers(live.models))
 
 
 def frozen_parameters(live: LiveState) -> str:
@@ -300,14 +285,12 @@ def groups_of(optimizers: Iterable[Any]) -> Iterator[tuple[Any, Mapping[str, Any
     return ((optimizer, group) for optimizer in optimizers for group in optimizer.param_groups)
 
 
-def _groups(optimizers: Sequence[Any], parts: Parts, with_moments: bool) -> Iterator[ParamGroup]:
-    """LR, sizes, options and moments of the parameter groups. An LR of None is an optimizer that computes its own."""
+def _groups(optimizers: Sequence[Any], parts: Parts) -> Iterator[ParamGroup]:
+    """LR, sizes and options of the parameter groups. An LR of None is an optimizer that computes its own."""
     for optimizer, group in groups_of(optimizers):
-        params, lr, moments = group["params"], number(group.get("lr")), None
+        params, lr = group["params"], number(group.get("lr"))
         if lr is None and group.get("lr") is not None:
             parts.unknown["lr"] = f"an LR is of type {type(group['lr']).__name__}"
-        if with_moments:
-            moments = parts.take("moment_norm", partial(_moment_norm, optimizer, group), None)
         yield ParamGroup(
             lr=lr,
             initial_lr=number(group.get("initial_lr")),
@@ -316,7 +299,6 @@ def _groups(optimizers: Sequence[Any], parts: Parts, with_moments: bool) -> Iter
             weight_decay=number(group.get("weight_decay")),
             num_params=len(params),
             num_elements=sum(int(p.numel()) for p in params),
-            moment_norm=moments,
             num_states=sum(1 for p in params if optimizer.state.get(p)),
             settings=_settings(group),
         )
@@ -342,7 +324,7 @@ def parameter_order(optimizers: Sequence[Any], models: Sequence[Any]) -> str:
     return digest(repr(held).encode()) if any(place >= 0 for group in held for place in group) else ""
 
 
-def _held(optimizer: Any, group: Mapping[str, Any]) -> Iterator[tuple[Any, str, Any]]:
+def held_by(optimizer: Any, group: Mapping[str, Any]) -> Iterator[tuple[Any, str, Any]]:
     """Every tensor that an optimizer keeps of a group but the step counts: its parameter, its name, and itself."""
     for param in group["params"]:
         state = optimizer.state.get(param)
@@ -356,18 +338,9 @@ def _type_as_loaded(held: Any, param: Any) -> Any:
     return param.dtype if param.is_floating_point() else held.dtype
 
 
-def _moment_norm(optimizer: Any, group: Mapping[str, Any]) -> float | None:
-    """Norm of the first moments."""
-    first: dict[int, Any] = {}
-    for param, key, held in _held(optimizer, group):
-        if key in MOMENT_KEYS and id(param) not in first:
-            first[id(param)] = own_shard(held).detach().to(_type_as_loaded(held, param))
-    return norm(list(first.values()))
-
-
 def _moments_and_each(optimizers: Sequence[Any]) -> tuple[str, str]:
     """Digest of all that the optimizers keep of their parameters, and 16 bits of each tensor."""
-    held = [(param, thing) for optimizer, group in groups_of(optimizers) for param, _, thing in _held(optimizer, group)]
+    held = [(param, thing) for optimizer, group in groups_of(optimizers) for param, _, thing in held_by(optimizer, group)]
     types = (_type_as_loaded(thing, param) for param, thing in held)
     return digest_and_each((own_shard(thing) for _, thing in held), types)
 
@@ -408,26 +381,6 @@ def is_packed_tensor(tensor: Any) -> bool:
     """Whether a tensor is of a class that keeps its values in others, and says how to unpack them."""
     kinds = [base for base in type(tensor).__mro__ if base.__module__.partition(".")[0] != "torch"]
     return hasattr(tensor, "__tensor_flatten__") and any("dequantize" in vars(kind) for kind in kinds)
-
-
-def norm(tensors: Sequence[Any]) -> float | None:
-    """Euclidean norm over all tensors, each rank's own part; None for no tensors.
-
-    On the CPU it is computed by dot products, which use all threads; torch's norms use one.
-    """
-    import torch
-
-    if not tensors:
-        return None
-    own = [part.detach() for tensor in tensors if (part := own_shard(tensor)).numel()]
-    dotted = [t for t in own if t.device.type == "cpu" and t.dtype in (torch.float32, torch.float64) and t.is_contiguous()]
-    total = sum((float(torch.dot(flat, flat)) for flat in (t.view(-1) for t in dotted)), 0.0)
-    known = {id(t) for t in dotted}
-    rest = [t for t in own if id(t) not in known]
-    for device in {t.device for t in rest}:
-        parts = torch._foreach_norm([t for t in rest if t.device == device])
-        total += float(sum(part.double() ** 2 for part in parts))
-    return float(total**0.5)
 
 
 def sample_of(tensor: Any, count: int = SAMPLES) -> Any:
@@ -483,7 +436,7 @@ def weights_apart(each: str, live: LiveState) -> list[tuple[str, Any]]:
 def moments_apart(each: str, live: LiveState) -> list[str]:
     """The moments whose 16 bits are others now, with the names of their parameters; [] where there are other tensors."""
     names = {id(one): name for model in live.models for name, one in model.named_parameters()}
-    held = [(param, key) for optimizer, group in groups_of(live.optimizers) for param, key, _ in _held(optimizer, group)]
+    held = [(param, key) for optimizer, group in groups_of(live.optimizers) for param, key, _ in held_by(optimizer, group)]
     own = _moments_and_each(live.optimizers)[1] if each else ""
     if len(own) != len(each):
         return []

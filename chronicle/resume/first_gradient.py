@@ -14,24 +14,22 @@ gradient is only noted. Kernels, hardware and orders of summation change the las
 
 An engine (DeepSpeed) takes gradients away as they come. In this one step hooks sample those of every micro-batch before.
 
-What happens inside the step shows right after it. Where gradient and LR were equal, or the gradient cannot be reached (ZeRO-3),
-the weights must move alike, and averages that the script named must follow alike. So the update is kept beside the gradient.
-
-The next `NUM_NEXT` steps are kept by a smaller sample, one line of JSON each. A single rank compares them as long as everything
-was equal in the step before, and the first that is another one is told. Nothing is refused because of it.
+What happens inside the step shows at the batch after it. Where gradient and LR were equal, or the gradient cannot be reached
+(ZeRO-3), the weights must move alike, and averages that the script named must follow alike. So the update is kept beside the
+gradient. Nothing is refused because of it.
 """
 
 import contextlib
-import json
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
-from pathlib import Path
+from dataclasses import dataclass
 from typing import Any
 
+from chronicle.resume.beside import StateFiles
 from chronicle.resume.checks.check import Check, Outcome, compared, not_compared, noted
 from chronicle.resume.compiled import outside_graphs
 from chronicle.resume.contract import Expectation
+from chronicle.resume.data import DataWatch
 from chronicle.resume.envelope.breach import Breach, BreachKind
 from chronicle.resume.envelope.samples import Snapshot, part_of
 from chronicle.resume.events import BatchEntered, GradientReady, Inputs, Loaded, Saved
@@ -40,18 +38,14 @@ from chronicle.resume.fingerprint import rng_digests
 from chronicle.resume.hub import Observer
 from chronicle.resume.training import Training
 
-VERSION = 3
+VERSION = 4
 NAME = "gradient"
 DRAWN = "random numbers are drawn in this step (dropout), and the generators do not stand as in the first pass"
 DRAWN_ON_RANKS = "random numbers are drawn in this step, and how the generators of the other ranks stand is not known here"
 CAUSE = "the loss, labels that are no input of the model, clipping, or a scale of the gradient is another one"
 NUM_TENSORS = 128
-NUM_KEPT = 64  # files of one launch and rank
-NUM_RANKS = 8
-NUM_BATCHES = 64  # micro-batches of one step that are compared
+NUM_AVERAGED = 24
 QUIET = 1e-4  # of the largest: a tensor with so small a gradient is rounding alone
-NUM_NEXT, NEXT_TENSORS = 7, 24  # steps after the first, and how many tensors of each
-AS_ALIKE = 1e-3  # what two equal steps may differ by, so that the one after them is still compared
 LOUD = 1e-2  # of the largest: a tensor that is compared by itself
 ALONE = 0.2  # relative difference of one such tensor, float32 on a CPU
 # Relative difference of the median tensor: above the first it is said, above the second it is refused.
@@ -63,30 +57,23 @@ Rows = Sequence[Sequence[float] | None]  # samples, one row a tensor
 
 
 class FirstGradient(Observer):
-    """Keeps and compares first gradients of one rank. `tell` hears of a step that is another one; `settle_batches` makes
-    known the digests of the batches that wait on a device."""
+    """Keeps and compares first gradients of one rank. `tell` hears of a step that is another one."""
 
     about = "gradient"
 
-    def __init__(
-        self, training: Training, tell: Callable[[Breach], object], settle_batches: Callable[[], None]
-    ) -> None:
-        self._training, self._tell, self._settle_batches = training, tell, settle_batches
-        self._rank = training.ranks.rank
-        paths = training.paths if self._rank < NUM_RANKS else None
-        self._directory = None if paths is None else paths.gradients_dir
-        self._batches: list[str] = []  # since the last step
-        self._seen = 0
+    def __init__(self, training: Training, tell: Callable[[Breach], object], data: DataWatch) -> None:
+        self._training, self._tell, self._data = training, tell, data
+        directory = None if training.paths is None else training.paths.gradients_dir
+        self._files = StateFiles(directory, training.ranks.rank, version=VERSION)
+        self._seen = 0  # micro-batches since the last step
         self._autocast = False  # whether a micro-batch of this step entered under it
         self._state = ""  # identity of the state whose next gradient is to be kept
         self._at_save: Mapping[str, str] = {}
         self._entered: Mapping[str, str] = {}  # generators when the first micro-batch entered
         self._wanted = True  # the first step of a launch is compared
-        self._looks = self._directory is not None  # at the step that comes
-        self._expected: list[dict[str, Any]] = []  # steps that this launch should repeat, from the next one on
-        self._steps: _Steps | None = None  # that are being kept, or compared
-        self._lrs_then: list[Any] = []  # of the first pass, from the first step after this load on
-        self._kept: list[Path] = []
+        self._looks = self._files.keeps  # at the step that comes
+        self._expected: dict[str, Any] | None = None  # the record of the step that is about to be taken, which it should repeat
+        self._update: _Update | None = None  # of the step that was taken, until the next batch
         self._by_hooks = False  # an engine takes the gradients away: they are sampled as they come
         self._sums: _Sums | None = None
 
@@ -102,64 +89,55 @@ class FirstGradient(Observer):
             self._state = "" if self._seen else event.memory.state_id
             self._at_save = event.memory.ranks[0].rng
             self._entered = {}
-            self._looks = self._directory is not None and bool(self._state or self._steps or self._wanted)
+            self._looks = self._files.keeps and bool(self._state or self._wanted)
 
     def loaded(self, event: Loaded) -> None:
         """The next step is a first one."""
-        self._steps, self._lrs_then = None, []
+        self._update = None
         self._reset(wanted=True)
 
     def _reset(self, *, wanted: bool) -> None:
         self._state, self._wanted = "", wanted
-        self._batches, self._seen, self._entered = [], 0, {}
+        self._seen, self._entered = 0, {}
         if self._sums is not None:
             self._sums.remove()
         self._sums = None
-        self._looks = self._directory is not None and (wanted or self._steps is not None)
+        self._looks = self._files.keeps and wanted
 
     def batch_entered(self, event: BatchEntered) -> None:
         """How the generators stand when the first micro-batch of a step enters."""
         if event.kind is Inputs.PASS:
             return
+        if self._update is not None:
+            self._settle_update()
         self._seen += 1
         if not self._looks:
             return
         self._autocast = (self._autocast and self._seen > 1) or _autocast()
-        if self._steps is not None and self._steps.moving is not None:
-            self._steps.moving.is_over()
         if self._seen > 1:
             return
         try:
             self._entered = rng_digests()
         except RuntimeError:  # a generator that cannot be read now (a graph is being captured): nothing is compared
-            self._state, self._wanted, self._steps, self._looks = "", False, None, False
+            self._state, self._wanted, self._looks = "", False, False
         if self._by_hooks and self._sums is None:
             self._sums = _Sums(_params(None, self._models()), self._failed)
-
-    def batch(self, digest: int) -> None:
-        """The digest of a micro-batch, in their order."""
-        if self._looks and len(self._batches) < NUM_BATCHES:
-            self._batches.append(f"{digest:016x}")
 
     def gradient_ready(self, event: GradientReady) -> None:
         """Keep the gradient, or compare it, near a save or a load."""
         if not self._looks:
             self._seen = 0
             return
-        if self._state or self._steps is not None:
-            self._settle_batches()
-        steps, self._steps = self._steps, None
-        if steps is not None and not self._goes_on(steps):
-            steps = None
-        if self._state and self._entered and self._directory is not None:
-            steps = _Steps(path=self._directory / f"{self._state}.{self._rank}")
-        elif self._expected:
-            steps = _Steps(records=self._expected)
-        if steps is not None:
-            place = self._training.place_of(event.optimizer)
-            if self._take(steps, place, event.optimizer, list(event.lrs)):
-                self._steps = steps
-        self._expected = []
+        place, optimizer, lrs = self._training.place_of(event.optimizer), event.optimizer, list(event.lrs)
+        record, self._expected, state = self._expected, None, ""
+        if self._state and self._entered:
+            state = self._state
+            record = self._keep(state, place, optimizer, lrs)
+        if record is not None and record["exact"] and record["lrs"] == lrs:
+            weights = _params(optimizer, self._models())
+            moved = {"update": weights, "averages": _averaged(self._averages())}
+            before = {name: (tensors, Snapshot(tensors)) for name, tensors in moved.items()}
+            self._update = _Update(record, state, before, rng_digests())
         self._reset(wanted=False)
 
     # ---- what it knows of the training ------------------------------------------------------------------------------
@@ -177,10 +155,10 @@ class FirstGradient(Observer):
         """A hook of this failed."""
         self._training.faults.record(self.about, problem)
 
-    def _moved_otherwise(self, words: str, after: int) -> None:
-        """A step is another one than in the first pass: `after` steps after the first of this launch."""
+    def _moved_otherwise(self, words: str) -> None:
+        """The first step of this launch is another one than in the first pass."""
         step = self._training.start.start_step
-        first = None if step is None else step + 1 + after
+        first = None if step is None else step + 1
         self._tell(Breach(kind=BreachKind.UPDATE, step=first, words=words, seen=self._training.step))
 
     def _went_wrong(self, identity: Mapping[str, Any]) -> str:
@@ -194,83 +172,49 @@ class FirstGradient(Observer):
         incident = self._training.journal.read().incident_at(identity.get("launch"), step + 1)
         return "" if incident is None else f"belongs to an incident ({incident.kind} since step {incident.onset_step})"
 
-    # ---- one step after another --------------------------------------------------------------------------------------
+    # ---- keep one --------------------------------------------------------------------------------------------------
 
-    def _goes_on(self, steps: "_Steps") -> bool:
-        """The step before is over: keep how far it moved, or compare that. False where no further step is looked at."""
-        words = steps.settle()
-        if words:
-            self._moved_otherwise(f"{'this step' if steps.num else 'the first step'} {words}", steps.num)
-        steps.num += 1
-        is_last = steps.num > NUM_NEXT or (steps.path is None and steps.num == len(steps.records))
-        return not (words or is_last or self._num_ranks() > 1 or not self._entered)
+    def _keep(self, state: str, place: int, optimizer: Any, lrs: list[Any]) -> dict[str, Any] | None:
+        """Write the record of this step; None where there is nothing that a resume could be held to."""
+        record = self._describe(place, optimizer, lrs)
+        if record is None:
+            return None
+        if not any(row is not None and any(row) for row in record["rows"]):
+            record["rows"] = []
+            if place >= 0:  # no gradient
+                return None
+        self._files.write(state, record)
+        return record
 
-    def _take(self, steps: "_Steps", place: int, optimizer: Any, lrs: list[Any]) -> bool:
-        """Keep this step, or compare it with the one that was kept. False where it is not known, or is another one."""
-        most = NEXT_TENSORS if steps.num else NUM_TENSORS
-        record: dict[str, Any] | None
-        if steps.path is not None:
-            record = self._describe(place, optimizer, lrs, most)
-            if record is None or not self._keep(steps, record, place):
-                return False
-        else:
-            record = steps.records[steps.num]
-            if steps.num and not self._is_equal(record, place, optimizer, lrs, steps.num):
-                return False
-        if record["exact"]:
-            steps.moving = _Moving(record, lrs, _params(optimizer, self._models(), most), _averaged(self._averages()))
-        return True
+    def _settle_update(self) -> None:
+        """The batch after the step enters: keep how far the step moved, or compare that."""
+        update, self._update = self._update, None
+        found = {} if update is None else update.distances()
+        if update is None or not found:
+            return
+        if not update.state:
+            if words := _judge_update(update.record, found):
+                self._moved_otherwise(f"the first step {words}")
+        elif self._files.read(update.state):  # else somebody removed the run's directory
+            self._files.write(update.state, {**update.record, **{name: _short(rows) for name, rows in found.items()}})
 
-    def _keep(self, steps: "_Steps", record: dict[str, Any], place: int) -> bool:
-        assert steps.path is not None
-        if not steps.num:
-            if not any(row is not None and any(row) for row in record["rows"]):
-                record["rows"] = []
-                if place >= 0:  # no gradient: nothing that a resume could be held to
-                    return False
-            steps.path.parent.mkdir(parents=True, exist_ok=True)
-            steps.path.touch()
-            self._kept.append(steps.path)
-            if len(self._kept) > NUM_KEPT:
-                self._kept.pop(0).unlink(missing_ok=True)
-        steps.records.append(record)
-        steps.write()
-        return True
-
-    def _is_equal(self, kept: dict[str, Any], place: int, optimizer: Any, lrs: list[Any], after: int) -> bool:
-        """Whether a step after the first is as it was kept, so that its update can be compared."""
-        own = self._describe(place, optimizer, lrs, NEXT_TENSORS)
-        if own is None or kept.get("lrs") != lrs or _one_is_none(kept["rows"], own["rows"]):
-            return False
-        if not _comparable(kept, own):
-            return False
-        found = _Difference.between(kept, own)
-        if found is None:
-            return True
-        if not found.is_another:
-            return found.median <= (AS_ALIKE if found.exact else found.bounds[0])
-        words = found.words(_params(optimizer, self._models(), NEXT_TENSORS), self._models())
-        equal = "batch, LR and the steps since the save are equal"
-        text = f"the gradient of this step is not as in the first pass ({words}), although {equal}"
-        self._moved_otherwise(f"{text}: the loss, labels, clipping or the model is another from here on", after)
-        return False
-
-    def _describe(self, place: int, optimizer: Any, lrs: list[Any], most: int = NUM_TENSORS) -> dict[str, Any] | None:
+    def _describe(self, place: int, optimizer: Any, lrs: list[Any]) -> dict[str, Any] | None:
         """This step's batches, generators and gradient; None where the gradient cannot be read."""
-        if not self._batches or self._seen != len(self._batches) or self._seen > NUM_BATCHES:
+        self._data.batches.settle()
+        batches = self._data.of_step
+        if not batches or self._seen != len(batches):
             return None
         if getattr(optimizer, "grad_scale", None) is not None or getattr(optimizer, "found_inf", None) is not None:
             return None  # scaled until the step itself
-        chosen = _params(optimizer, self._models(), most)
-        rows = [] if self._sums is None else _thinned(self._sums.rows(), most)
+        chosen = _params(optimizer, self._models())
+        rows = [] if self._sums is None else self._sums.rows()
         if place >= 0:  # an engine takes its gradients away
             rows = Snapshot([p.grad for p in chosen]).rows()
         are_plain = all(p.device.type == "cpu" and str(p.dtype) == "torch.float32" for p in chosen)
         return {
-            "v": VERSION,
             "optimizer": place,
             "ranks": self._num_ranks(),
-            "batches": list(self._batches),
+            "batches": [f"{digest:016x}" for digest in batches],
             "entered": dict(self._entered),
             "seed": _seed(),
             "drawn": sorted(name for name, now in rng_digests().items() if self._at_save.get(name) != now),
@@ -281,26 +225,20 @@ class FirstGradient(Observer):
 
     # ---- compare the first one -------------------------------------------------------------------------------------
 
-    def _read(self, expected: Expectation | None) -> list[dict[str, Any]]:
-        """The steps that were kept after the save of this state; empty where none is known."""
-        state = _state_of(expected)
-        return [] if self._directory is None or not state else _read(self._directory / f"{state}.{self._rank}")
+    def _read(self, expected: Expectation | None) -> dict[str, Any]:
+        """The record of the step after the save of this state; empty where none is known."""
+        return {} if expected is None or expected.memory is None else self._files.read(expected.memory.state_id)
 
     def seeded_alike(self, expected: Expectation | None) -> bool:
         """Whether torch was seeded as when this state was saved; unknown is False. A script without a seed draws others."""
-        kept = self._read(expected)
-        return bool(kept) and kept[0].get("seed") == _seed()
-
-    def used_lrs(self, num: int) -> Sequence[Any] | None:
-        """The LRs that the first pass used in this step after the save, the first is 1; None where it is not known."""
-        return self._lrs_then[num - 1] if 0 < num <= len(self._lrs_then) else None
+        return self._read(expected).get("seed") == _seed()
 
     def compare(self, expected: Expectation | None, place: int, optimizer: Any) -> Iterator[Check]:
         """The gradient of the first step after a load against the one that was kept; nothing where it may differ."""
-        steps = self._read(expected) if self._wanted else []
-        if not steps or expected is None or expected.memory is None:
+        kept = self._read(expected) if self._wanted else {}
+        if not kept or expected is None:
             return
-        kept, own = steps[0], self._describe(place, optimizer, [])
+        own = self._describe(place, optimizer, [])
         if own is None:
             if kept.get("ranks") == self._num_ranks():
                 yield not_compared(NAME, "M6", "the gradient of this step cannot be read before it")
@@ -309,13 +247,12 @@ class FirstGradient(Observer):
             if _is_same_step(kept, own):  # other batches have a check of their own
                 yield not_compared(NAME, "M6", DRAWN if own["ranks"] == 1 else DRAWN_ON_RANKS)
             return
-        self._lrs_then = [one.get("lrs") for one in steps]
         if kept["exact"] and own["exact"] and not expected.accepted and expected.contract is None:
-            self._expected = [] if _one_is_none(kept["rows"], own["rows"]) else steps
+            self._expected = None if _one_is_none(kept["rows"], own["rows"]) else kept
         found = _Difference.between(kept, own)
         if found is not None:
             check = self._judge(found, optimizer, expected)
-            self._expected = self._expected if check.outcome is Outcome.EQUAL else []
+            self._expected = self._expected if check.outcome is Outcome.EQUAL else None
             yield check
 
     def _judge(self, found: "_Difference", optimizer: Any, expected: Expectation) -> Check:
@@ -323,7 +260,7 @@ class FirstGradient(Observer):
             return compared(NAME, "M6", True, expected="as after the save", found="equal")
         assert expected.memory is not None
         told = found.words(_params(optimizer, self._models()), self._models())
-        where = f"{found.num} parameters, {len(self._batches)} micro-batches equal to those of the first pass"
+        where = f"{found.num} parameters, {self._seen} micro-batches equal to those of the first pass"
         words = {"expected": "as after the save", "found": told, "where": where}
         may = expected.accepts(NAME)
         wrong = self._went_wrong(expected.memory.identity) if found.is_another else ""
@@ -332,12 +269,8 @@ class FirstGradient(Observer):
         if found.is_another and not may:
             return compared(NAME, "M6", False, **words, cause=f'{CAUSE}; if that is intended, accept "{NAME}: why"')
         if found.exact and found.median > TOLD and not may:
-            self._moved_otherwise(f"the gradient of the first step is not as after the save: {told}; {CAUSE}", 0)
+            self._moved_otherwise(f"the gradient of the first step is not as after the save: {told}; {CAUSE}")
         return noted(NAME, "M6", **words, cause=f"{told}: {CAUSE}, or the arithmetic is less exact")
-
-
-def _state_of(expected: Expectation | None) -> str:
-    return "" if expected is None or expected.memory is None else str(expected.memory.identity.get("id") or "")
 
 
 @dataclass(frozen=True, slots=True)
@@ -384,59 +317,29 @@ class _Difference:
         return f"another one in {name}{more} of {self.num} parameters"
 
 
-class _Moving:
-    """A step whose update is awaited: samples before it of the weights, and of the averages that follow them."""
+@dataclass(slots=True)
+class _Update:
+    """A step whose update is awaited: samples before it of the weights, and of the averages that follow them.
 
-    def __init__(self, record: dict[str, Any], lrs: list[Any], weights: Sequence[Any], averages: Sequence[Any]) -> None:
-        self.record, self.lrs = record, lrs
-        self._moved = {"update": (weights, Snapshot(weights)), "averages": (averages, Snapshot(averages))}
-        self._generators = rng_digests()
-        self._over = self._still = False
+    `state`: whose record it is; "": it should move as the record says.
+    """
 
-    def is_over(self) -> None:
-        """The batch after the step enters: what the optimizer drew at random, if anything, has moved the generators."""
-        if self._over:
-            return
-        self._over = True
-        with contextlib.suppress(RuntimeError):  # a generator that cannot be read now
-            self._still = rng_digests() == self._generators
+    record: dict[str, Any]
+    state: str
+    before: Mapping[str, tuple[Sequence[Any], Snapshot]]
+    generators: Mapping[str, str]
 
-    def update(self) -> dict[str, list[Any]]:
+    def distances(self) -> dict[str, list[Any]]:
         """How far each sample has moved, one array per tensor: of the weights, and of the averages. {} where it was random."""
-        return {name: _distance(*moved) for name, moved in self._moved.items()} if self._still else {}
+        with contextlib.suppress(RuntimeError):  # a generator that cannot be read now
+            if rng_digests() == self.generators:
+                return {name: _distance(*one) for name, one in self.before.items()}
+        return {}
 
 
 def _distance(params: Sequence[Any], before: Snapshot) -> list[Any]:
     pairs = zip(before.rows(), Snapshot(params).rows(), strict=True)
     return [None if a is None or b is None or len(a) != len(b) else b - a for a, b in pairs]
-
-
-@dataclass(slots=True)
-class _Steps:
-    """The steps after a save: their records are written to `path`, or, with None, are those that a resume should repeat."""
-
-    records: list[dict[str, Any]] = field(default_factory=list)
-    path: Path | None = None
-    num: int = 0  # of the step that is being taken
-    moving: _Moving | None = None
-
-    def write(self) -> None:
-        """Write all records, unless their file was removed."""
-        if self.path is not None and self.path.exists():
-            lines = [json.dumps(record, separators=(",", ":")) + "\n" for record in self.records]
-            self.path.write_text("".join(lines), encoding="utf-8")
-
-    def settle(self) -> str:
-        """The next step begins: keep how far the last one moved, or return in words what is another."""
-        moving, self.moving = self.moving, None
-        update = {} if moving is None else moving.update()
-        if moving is None or not update:
-            return ""
-        if self.path is not None:
-            moving.record.update({name: _short(rows) for name, rows in update.items()})
-            self.write()
-            return ""
-        return _judge_update(moving.record, update) if moving.record.get("lrs") == moving.lrs else ""
 
 
 def _judge_update(kept: Mapping[str, Any], update: Mapping[str, Sequence[Any]]) -> str:
@@ -489,16 +392,16 @@ class _Sums:
 def _averaged(averages: Mapping[str, Any]) -> list[Any]:
     """Some parameters of averaged copies of the model; objects that are no modules are not looked into."""
     every = [p for one in averages.values() if callable(getattr(one, "parameters", None)) for p in one.parameters()]
-    return _thinned([p for p in every if hasattr(p, "numel")], NEXT_TENSORS)
+    return _thinned([p for p in every if hasattr(p, "numel")], NUM_AVERAGED)
 
 
-def _params(optimizer: Any, models: Sequence[Any], most: int = NUM_TENSORS) -> list[Any]:
+def _params(optimizer: Any, models: Sequence[Any]) -> list[Any]:
     """The parameters whose gradient and update are sampled; of an engine (None) those of the models."""
     if optimizer is None:
         every = [p for model in models for p in model.parameters() if p.requires_grad]
     else:
         every = [p for group in optimizer.param_groups for p in group["params"] if p.requires_grad]
-    return _thinned(_thinned(every, NUM_TENSORS), most)
+    return _thinned(every, NUM_TENSORS)
 
 
 def _thinned(every: list[Any], most: int) -> list[Any]:
@@ -507,14 +410,6 @@ def _thinned(every: list[Any], most: int) -> list[Any]:
 
 def _short(rows: Sequence[Any]) -> list[list[float] | None]:
     return [None if row is None else [float(f"{value:.7g}") for value in row] for row in rows]
-
-
-def _read(path: Path) -> list[dict[str, Any]]:
-    """The records of the steps in this file; none where there is no such file, or it is of another version."""
-    found = list[Any]()
-    with contextlib.suppress(OSError, ValueError):  # the last line may be cut
-        found.extend(map(json.loads, path.read_text(encoding="utf-8").splitlines()))
-    return found if all(isinstance(one, dict) and one.get("v") == VERSION for one in found) else []
 
 
 def _percent(apart: float) -> str:

@@ -2,7 +2,7 @@
 
 Always: the optimizer that steps is the guarded one, and every scheduler drives a guarded one; as many ranks train as requested;
 a launch that loaded nothing is the first of its run, or asked for a fresh start; what a rollback asked for is being applied.
-After a resume, against the checkpoint's manifest or a rollback's contract: memory (`check_memory`), modes of the models, what
+After a resume, against the checkpoint's manifest or a rollback's contract: memory (`check_memory`), what
 is trained (`check_trained`), buffers, frozen parameters and objects as of the load (`check_loaded`), whether the state was
 sound and is the newest, the data position, and the first batch of every rank.
 
@@ -16,14 +16,12 @@ from typing import Any
 
 from chronicle.errors import ChronicleError
 from chronicle.resume.allowed import leave_open
-from chronicle.resume.batch_reader import check_revisions
 from chronicle.resume.checks.check import Check, Outcome, attempt, noted
-from chronicle.resume.checks.memory import PARTS, check_loaded, check_memory, check_mode
+from chronicle.resume.checks.memory import PARTS, check_loaded, check_memory
 from chronicle.resume.checks.run import check_identity, check_ranks, check_unspoilt, drives, shares_parameters
 from chronicle.resume.contract import requested_ranks
 from chronicle.resume.fingerprint import LiveState, fingerprint_memory
 from chronicle.resume.first_gradient import NAME as GRADIENT
-from chronicle.resume.honours import has_fixed_order
 from chronicle.resume.horizon import ABOUT_LRS, SCHEDULE
 from chronicle.resume.learning_rate import forecast_lrs
 from chronicle.resume.lr_in_use import NUM_TRIPWIRE_STEPS, LrTripwire
@@ -75,19 +73,16 @@ class FirstStep:
                 parts.verdicts.switched_off(MOMENT)
                 self._say_what_is_not_applied()
             return
-        first_batches: Sequence[tuple[int, Check]] = ()
         with training.contained("first step"):
-            first_batches = parts.data.gather()
-            num_equal = sum(check.outcome is Outcome.EQUAL for _, check in first_batches)
-            self._goes_on_everywhere = parts.ranks.world_size in (1, num_equal)
+            self._goes_on_everywhere = parts.data.gather() or parts.ranks.world_size == 1
         # a launch that loaded nothing has nothing at stake, unless the run has something to resume from
         parts.verdicts.recall(parts.loads.pending)
-        checks = run_checks("memory", lambda: self._check(optimizer, first_batches), at_stake=parts.start.resumed)
+        checks = run_checks("memory", lambda: self._check(optimizer), at_stake=parts.start.resumed)
         parts.verdicts.decide(checks, MOMENT, parts.start.loaded_from)
         if all(check.ok for check in checks):
             with training.contained("verdict"):
                 parts.verdicts.conclude(checks, MOMENT)
-                self._warn_of_data(checks)
+                self._warn_of_data()
         parts.data.begin()
         with training.contained("pulse"):
             parts.report.lives()
@@ -96,13 +91,12 @@ class FirstStep:
         with training.contained("facts of this launch"):
             parts.report.begin(training.observe(), parts.first_batch, parts.data.first)
 
-    def _warn_of_data(self, checks: Sequence[Check]) -> None:
+    def _warn_of_data(self) -> None:
         start = self._training.start
         if self._parts.first_gradient.seeded_alike(start.expectation) and not start.again:
-            fixed = has_fixed_order(self._training.observe())
-            self._parts.data.warn(checks, (start.start_step or 0) + 1, fixed_order=fixed)
+            self._parts.data.warn((start.start_step or 0) + 1)
 
-    def _check(self, optimizer: Any, first_batches: Sequence[tuple[int, Check]]) -> Iterator[Check]:
+    def _check(self, optimizer: Any) -> Iterator[Check]:
         parts, training, start = self._parts, self._training, self._training.start
         live = training.live()
         parts.loads.look_again(live)
@@ -116,7 +110,7 @@ class FirstStep:
         # an optimizer without counters (SGD) does not know its step: the loaded memory does
         start.learn(start_step=next((m.step for m in (found, expected) if m and m.step is not None), 0))
         parts.lrs.foretell(found.next_lrs)
-        checks = list(self._compare(live, found, optimizer, first_batches))
+        checks = list(self._compare(live, found, optimizer))
         settled = leave_open(checks)
         with training.contained("first step"):
             settled = parts.loads.settle(checks, live, found)
@@ -126,8 +120,6 @@ class FirstStep:
         yield from settled
         if not self._gradients_later and all(check.ok for check in settled):  # else another gradient is what follows from it
             yield from self.compare_gradient(optimizer)
-        if expected is not None:
-            yield from check_revisions(expected.revisions, parts.first_batch.says.revisions)
         with training.contained("first step"):
             parts.reference.options.see(live.optimizers)
             parts.loads.trained(live.models)
@@ -136,16 +128,10 @@ class FirstStep:
         else:
             yield from attempt("learning rate in use", "L1", lambda: self._begin_tripwire(live, found, settled))
 
-    def _compare(
-        self, live: LiveState, found: Memory, optimizer: Any, first_batches: Sequence[tuple[int, Check]]
-    ) -> Iterator[Check]:
-        """Every comparison of this page, in its order. `found` describes the memory of `live`; `optimizer` is about to step.
-
-        `first_batches`: what each rank found of its own.
-        """
+    def _compare(self, live: LiveState, found: Memory, optimizer: Any) -> Iterator[Check]:
+        """Every comparison of this page, in its order. `found` describes the memory of `live`; `optimizer` is about to step."""
         loads, start, options = self._parts.loads, self._training.start, self._training.options
         yield from attempt("identity of the optimizer", "M5", lambda: check_identity(live, optimizer, _others(start)))
-        yield from attempt("writers", "M6", loads.check_writers)
         if not loads.expectation(None, None).accepts("world_size"):
             asked, ranks = requested_ranks(self._training.environ), self._training.ranks
             yield from attempt("ranks", "PF04", lambda: check_ranks(asked, ranks.world_size))
@@ -159,7 +145,6 @@ class FirstStep:
         if start.loaded_from is None:
             yield from attempt("sound weights", "F11", lambda: check_unspoilt(expectation.memory, None))
         yield from attempt("memory", "M1", lambda: check_memory(expectation, found, rank=live.rank, at_first_step=True))
-        yield from attempt("training mode", "M1", lambda: check_mode(expectation, found))
         same = options.same_data
         yield from attempt("what is trained", "M6", lambda: check_trained(expectation, found, same_data=same))
         yield from attempt("owner", "M6", loads.check_owner)
@@ -167,7 +152,7 @@ class FirstStep:
         if state is not None:
             yield from attempt("state after the load", "M1", lambda: check_loaded(expectation, state, found, rank=live.rank))
         yield from attempt("newest checkpoint", "F9", loads.check_newest)
-        yield from attempt("next batch", "M4", lambda: loads.data.check(live.data, first_batches))
+        yield from attempt("next batch", "M4", lambda: loads.data.check(live.data))
 
     def _begin_options(self, live: LiveState) -> list[Check]:
         start, honours = self._training.start, self._parts.honours
@@ -180,7 +165,6 @@ class FirstStep:
         if not self._goes_on_everywhere:
             return iter(())
         parts = self._parts
-        parts.batches.settle()
         expectation, place = parts.start.expectation, self._training.place_of(optimizer)
         return attempt(GRADIENT, "M6", lambda: parts.first_gradient.compare(expectation, place, optimizer))
 

@@ -265,15 +265,6 @@ def can_move(loader: Any, *, reshuffle: bool = False) -> bool:
     return name in BY_EPOCH and not getattr(sampler, "replacement", False)
 
 
-def has_fixed_order(live: LiveState) -> bool:
-    """Whether a loader of this launch orders every pass by its number alone, or by a generator of its own."""
-    for loader in (live.feed, live.reading, *live.loaders):
-        sampler = getattr(_base(loader), "sampler", None)
-        if loader is not None and (can_move(loader) or getattr(sampler, "generator", None) is not None):
-            return True
-    return False
-
-
 def can_reshuffle(loader: Any, step: int | None, accumulation: int) -> bool:
     """Whether this loader can be reshuffled and its epoch agrees with the step count."""
     if step is None or keeps_place(loader) or not can_move(loader, reshuffle=True):

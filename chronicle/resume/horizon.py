@@ -2,8 +2,7 @@
 
 Schedules that are functions of the step (transformers, diffusers, most `LambdaLR`) take their length from the script's
 arguments, and no checkpoint contains it. At a save the numbers bound in each function are recorded: arguments of a `partial`,
-variables of a closure, globals, defaults. At a resume the changed number is put back: when the function then gives the
-recorded values at every point far ahead, this one number is the whole change. The schedule is longer when the number grew, it
+variables of a closure, globals, defaults. The schedule is longer when one of these numbers is another one, it grew, it
 lies ahead of the present step, and no LR from here on is lower than it was. Then the change is noted; any other is refused.
 
 The plan of the LR, looked at before the first step: is there any, does it end its warm-up, does it last? Pure. A scheduler
@@ -14,15 +13,15 @@ refused.
 import functools
 import math
 import types
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
 
 from chronicle.resume.checks.check import Check, noted
 from chronicle.resume.first_batch import BatchFault
-from chronicle.resume.learning_rate import BoundScheduler, far_points, schedule_functions
-from chronicle.resume.memory import Memory, Scheduler
+from chronicle.resume.learning_rate import BoundScheduler, schedule_functions
+from chronicle.resume.memory import LrRow, Memory, Scheduler
 
 SCHEDULE = "schedule"
 ABOUT_THE_FUTURE = ("learning rates of the next steps", "schedule further on")
@@ -38,13 +37,13 @@ def bound_numbers(bound: BoundScheduler) -> tuple[Mapping[str, float], ...]:
     return tuple(dict(list(numbers_used_by(function))[:MAX_NUMBERS]) for function, _ in schedule_functions(bound.scheduler))
 
 
-def longer_schedule(memory: Memory, schedulers: Sequence[BoundScheduler]) -> Check | None:
+def longer_schedule(memory: Memory, found: Memory) -> Check | None:
     """The note, where all that can differ in the LRs ahead is a longer horizon; None for anything else."""
-    if len(memory.schedulers) != len(schedulers):
+    if len(memory.schedulers) != len(found.schedulers) or not _is_nowhere_lower(memory.next_lrs or (), found.next_lrs or ()):
         return None
     changes: set[Change] = set()
-    for saved, bound in zip(memory.schedulers, schedulers, strict=True):
-        change = _change(saved, bound)
+    for saved, own in zip(memory.schedulers, found.schedulers, strict=True):
+        change = _change(saved, own)
         if change is None:
             return None
         changes |= change
@@ -58,49 +57,37 @@ def longer_schedule(memory: Memory, schedulers: Sequence[BoundScheduler]) -> Che
         expected="; ".join(f"{before:,.10g} steps" for _, before, _ in listed),
         found="; ".join(f"{after:,.10g} steps" for _, _, after in listed),
         where="function of the scheduler",
-        cause=f"{text}: nothing else about it changed, and no LR ahead is lower",
+        cause=f"{text}: no other number of it changed, and no LR ahead is lower",
     )
 
 
-def _change(saved: Scheduler, bound: BoundScheduler) -> set[Change] | None:
+def _change(saved: Scheduler, own: Scheduler) -> set[Change] | None:
     """What changed in one scheduler: nothing, one number that is a longer horizon, or None for anything else."""
-    functions = list(schedule_functions(bound.scheduler))
-    own = bound_numbers(bound)
-    if len(saved.bound) != len(own) or len(saved.further) != len(functions):
+    if len(saved.bound) != len(own.bound):
         return None
     changed: set[Change] = set()
-    for before, after in zip(saved.bound, own, strict=True):
+    for before, after in zip(saved.bound, own.bound, strict=True):
         if before.keys() != after.keys():
             return None
         changed |= {(name, before[name], after[name]) for name in before if before[name] != after[name]}
     if not changed:
         return changed
-    (name, old_number, new_number), *more = changed
+    (_, old, new), *more = changed
     now = saved.last_epoch
-    if more or now is None or not new_number > old_number >= now:
+    if more or now is None or own.last_epoch != now or not new > old >= now:
         return None
-    for (function, begin), numbers, recorded in zip(functions, own, saved.further, strict=True):
-        old = _rebuilt(function, name, old_number) if name in numbers else function
-        if old is None or begin != now or not _is_longer(function, old, recorded, begin, bound.unit):
-            return None
-    return changed
+    return changed if _is_nowhere_lower(saved.further, own.further) else None
 
 
-def _is_longer(
-    function: Callable[[int], Any], old: Callable[[int], Any], recorded: Sequence[float], begin: int, unit: int
-) -> bool:
-    """Whether `old` is the schedule of the save, and `function` nowhere below it from here on."""
-    for point, then in zip(far_points(), recorded, strict=False):
-        value, before = float(function(begin + point * unit)), float(old(begin + point * unit))
-        if not math.isfinite(value) or abs(before - then) > CLOSE * max(abs(before), abs(then)):
-            return False
-        if value < before - CLOSE * abs(before):
-            return False
-    near = range(begin, begin + 20 * unit, unit)
-    return all(float(function(step)) >= float(old(step)) * (1 - CLOSE) for step in near)
+def _is_nowhere_lower(saved: Sequence[LrRow], own: Sequence[LrRow]) -> bool:
+    """Whether no value is lower than it was; both tables have the same rows."""
+    if len(saved) != len(own):
+        return False
+    pairs = [pair for before, after in zip(saved, own, strict=True) for pair in zip(before, after, strict=False)]
+    return all(b is a or (a is not None and b is not None and b >= a - CLOSE * abs(a)) for a, b in pairs)
 
 
-# ---- the numbers that are bound in a function, and the same function with another number -----------------------------
+# ---- the numbers that are bound in a function --------------------------------------------------------------------------
 
 
 def numbers_used_by(function: Any) -> Iterator[tuple[str, float]]:
@@ -119,37 +106,6 @@ def numbers_used_by(function: Any) -> Iterator[tuple[str, float]]:
         for name in code.co_names:
             if name in function.__globals__:
                 yield from _with_parts(name, function.__globals__[name], code.co_names)
-
-
-def _rebuilt(function: Any, name: str, value: float) -> Callable[[int], Any] | None:
-    """The same function with one of its numbers replaced; None where that is not possible."""
-    if isinstance(function, functools.partial):
-        if name in function.keywords:
-            return functools.partial(function.func, *function.args, **{**function.keywords, name: value})
-        arguments = [value if name == f"argument {index}" else one for index, one in enumerate(function.args)]
-        return functools.partial(function.func, *arguments, **function.keywords)
-    if not isinstance(function, types.FunctionType):
-        return None
-    code, owner = function.__code__, name.partition(".")[0]
-    cells = list(function.__closure__ or ())
-    values, defaults = dict(function.__globals__), list(function.__defaults__ or ())
-    first = code.co_argcount - len(defaults)
-    if owner in code.co_freevars:
-        place = code.co_freevars.index(owner)
-        cells[place] = types.CellType(_put(cells[place].cell_contents, name, value))
-    elif owner in code.co_varnames[first : code.co_argcount]:
-        defaults[code.co_varnames.index(owner) - first] = value
-    elif owner in values:
-        values[owner] = _put(values[owner], name, value)
-    else:
-        return None
-    return types.FunctionType(code, values, function.__name__, tuple(defaults), tuple(cells))
-
-
-def _put(old: Any, name: str, value: float) -> Any:
-    """`value` itself, or a copy of the namespace `old` with one attribute replaced."""
-    _, dot, attribute = name.partition(".")
-    return types.SimpleNamespace(**{**vars(old), attribute: value}) if dot else value
 
 
 def _with_parts(name: str, value: Any, used: Sequence[str]) -> Iterator[tuple[str, float]]:

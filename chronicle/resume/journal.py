@@ -158,6 +158,40 @@ class GuardJournal:
             self.say("journal", f"the journal could not be written ({problem}); training continues")
             return None
 
+    def tell(
+        self,
+        kind: str,
+        text: str,
+        *,
+        step: int | None,
+        tier: str = "warn",
+        low: int | None = None,
+        seen: int | None = None,
+        since: str = "",
+        said: str = "",
+        more: str = "",
+        from_any_rank: bool = False,
+    ) -> None:
+        """Write an incident that began at `step`, and say it once. `said`: the line in other words, `more`: what to do.
+
+        `low`: the first step at which it may have begun, `seen`: that at which it was seen, `since`: these in words.
+        """
+        title = f"{tier}: {kind}{since}: {text}"
+        event = Incident(
+            kind=kind,
+            tier=tier,
+            status="open",
+            onset_step=step,
+            onset_low_step=low,
+            alarm_step=step if seen is None else seen,
+            channels=("guard",),
+            launch=self.launch,
+            change="opened",
+            text=text,
+        )
+        self.write(event, step=step, title=title, from_any_rank=from_any_rank)
+        self.say(f"{kind} {text}", (said or title) + (f"; {more}" if more else ""))
+
     def read(self) -> GuardHistory:
         """Fold the journal; one that cannot be read is reported and counts as empty."""
         if self.paths is None or not self.paths.journal_dir.is_dir():

@@ -14,7 +14,7 @@ import sys
 import types
 import warnings
 import weakref
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -135,6 +135,15 @@ def number(value: Any) -> float | None:
         return float(value)
     except (TypeError, ValueError, RuntimeError, OverflowError):
         return None
+
+
+def lrs_of(optimizers: Iterable[Any]) -> tuple[float | None, ...]:
+    """The LR of every group of these optimizers now."""
+    found = []
+    for optimizer in optimizers:
+        for group in optimizer.param_groups:
+            found.append(number(group.get("lr")))
+    return tuple(found)
 
 
 def far_points() -> tuple[int, ...]:

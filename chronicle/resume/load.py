@@ -18,10 +18,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from chronicle.journal.events import Incident
-from chronicle.resume.allowed import OF_WEIGHTS, Allowance, Facts, Kind, allow
+from chronicle.resume import allowed, unregistered
+from chronicle.resume.allowed import OF_WEIGHTS, Allowance, Kind, allow
 from chronicle.resume.checks.check import Check, not_compared, noted
-from chronicle.resume.checks.memory import LoadedState, check_generators, check_memory
+from chronicle.resume.checks.memory import check_generators, check_memory
 from chronicle.resume.checks.run import (
     check_contract,
     check_digest,
@@ -32,22 +32,18 @@ from chronicle.resume.checks.run import (
     check_trained_numbers,
     check_unspoilt,
     drives,
-    keys_apart,
 )
+from chronicle.resume.configuration import plain_name
 from chronicle.resume.contract import Contract, Expectation, accepted_changes, load_contract, same_checkpoint
 from chronicle.resume.data import DataWatch
-from chronicle.resume.envelope.samples import Snapshot
 from chronicle.resume.events import BatchEntered, Inputs
 from chronicle.resume.feed import LENGTH, ROWS
 from chronicle.resume.fingerprint import (
     LiveState,
-    buffers_digest,
-    epsilon_of,
     fingerprint_memory,
     frozen_parameters,
     groups_of,
     moments_apart,
-    object_digests,
     rng_digests,
     rounded_weights,
     weights_and_each,
@@ -58,16 +54,16 @@ from chronicle.resume.horizon import ABOUT_THE_FUTURE, longer_schedule
 from chronicle.resume.hub import RESTS, Observer, Rest
 from chronicle.resume.journal import FURTHER, RENEWED, TRAINED_ON, GuardHistory
 from chronicle.resume.memory import WHOLE, Memory, RankDigest
-from chronicle.resume.moving import Calibration, LoadedBuffers, Moving, facts_of_buffers
+from chronicle.resume.moving import Facts, LoadedState, Moving, facts_of, facts_of_buffers, facts_of_objects
 from chronicle.resume.records import NOT_RECORDED, Records
 from chronicle.resume.reference import LR, Reference
 from chronicle.resume.save import read_memory
 from chronicle.resume.training import Training
-from chronicle.resume.unregistered import facts_of
 from chronicle.resume.verdict import StartingPoint
-from chronicle.resume.writers import claim_run
 from chronicle.story.plain import plain
 from rollback.checkpoint.manifest import OtherVersion
+from rollback.errors import RollbackError
+from rollback.files.safetensors_file import list_tensors
 
 _trained: "weakref.WeakSet[Any]" = weakref.WeakSet()  # models that took a guarded step in this process
 BEGINS_ANEW = "it is from before the first step: the optimizer begins anew"  # an LR finder, a restart
@@ -79,7 +75,6 @@ WEIGHTS_ALONE = (
 )
 SAVED_NOTHING = "nothing was loaded: the launch before began a further training here, and saved nothing of it"
 STILL_FURTHER = {**FURTHER, "why": SAVED_NOTHING}
-ROUNDINGS = 8  # units in the last place, of the largest of a tensor's sampled weights
 NUM_NAMED = 3  # tensors that differ
 
 
@@ -107,9 +102,9 @@ class Loads(Observer):
         self._by_weights = False  # the optimizer's state was not known: what was saved is looked for by the weights
         self._opening = StartingPoint()  # of the load that has begun
         self._objects_before: Mapping[str, str] = {}
-        self._calibration = Calibration()
+        self._earlier: Facts | None = None  # buffers before the first forward pass without gradients, and how many came
+        self._passes = 0
         self._held: dict[str, tuple[str, str]] = {}  # when -> digest of the weights then, and 16 bits of each
-        self._at_batch: tuple[list[Any], Snapshot] | None = None  # the trained weights when the first batch came
 
     @staticmethod
     def intends_to_train(live: LiveState) -> bool:
@@ -146,20 +141,20 @@ class Loads(Observer):
         every = [*checks, *(check for check in self.pending if check.name not in names)]
         expected, again = self.start.expectation, self.start.again
         memory = expected.memory if expected else None
-        at_batch, self._at_batch = self._at_batch, None  # it would keep the model in memory
         if all(check.ok for check in every):
             return every
         if expected is None or memory is None:
-            return allow(every, Facts(expected=Expectation(basis="none"), memory=Memory(), found=found, is_reload=again))
+            nothing = Expectation(basis="none")
+            return allow(every, allowed.Facts(expected=nothing, memory=Memory(), found=found, is_reload=again))
         differ = {check.name for check in every if not check.ok}
         seen, as_first, more = self._reference.compare(expected, memory, found) if expected.contract is None else (True, (), ())
         facts = replace(
-            self._about_schedule(expected, memory, found, live),
+            self._about_schedule(expected, memory, found),
             is_seen=seen,
             as_first=frozenset(as_first),
             is_reload=again,
             half=rounded_weights(live) if "weights" in differ else "",
-            moved=self._moved_weights(memory, live, at_batch) if "weights" in differ else None,
+            moved=self._moved_weights(memory, live) if "weights" in differ else None,
             own_modes=frozenset(own_modes(memory, found, live)),
             options={name: self._reference.options.at_load(name, live.optimizers) for name in (LR, *differ)},
             last_rollback=self.contract(),
@@ -169,29 +164,27 @@ class Loads(Observer):
         every += [check for check in more if (check.name, check.where) not in known]
         return self._name_tensors(allow(every, facts), live)
 
-    def _about_schedule(self, expected: Expectation, memory: Memory, found: Memory, live: LiveState) -> Facts:
+    def _about_schedule(self, expected: Expectation, memory: Memory, found: Memory) -> allowed.Facts:
         """What is known of a schedule that may have been made longer."""
         unknown = {**memory.unknown, **found.unknown}.get("schedulers", "")
         may_be = not unknown and expected.contract is None
-        longer = longer_schedule(memory, live.schedulers) if may_be else None
-        return Facts(expected=expected, memory=memory, found=found, longer=longer, unknown_schedule=unknown)
+        longer = longer_schedule(memory, found) if may_be else None
+        return allowed.Facts(expected=expected, memory=memory, found=found, longer=longer, unknown_schedule=unknown)
 
-    def _moved_weights(
-        self, memory: Memory, live: LiveState, at_batch: tuple[list[Any], Snapshot] | None
-    ) -> Allowance | None:
-        """Why weights that were as saved are not so any more: the script moved some that are not trained, or took it back."""
+    def _moved_weights(self, memory: Memory, live: LiveState) -> Allowance | None:
+        """Why weights that were as saved are not so any more: since the first batch came it was the script that moved them
+        (SAM, a momentum encoder); since the load, some that are not trained."""
         own = memory.of_rank(live.rank)
         saved = own.weights if own else ""
         for when, (weights, each) in self._held.items():
             if not saved or weights != saved:
                 continue
+            if when == AT_BATCH:
+                return Allowance(Kind.FIRST_PASS, f"as saved {when}; since then the script itself moved them")
             moved = weights_apart(each, live)
             if moved and not any(parameter.requires_grad for _, parameter in moved):
                 why = f"as saved {when}; since then the script itself moved weights that are not trained"
                 return Allowance(Kind.FIRST_PASS, why)
-            if when == AT_BATCH and at_batch is not None and _is_rounding(*at_batch):
-                why = f"as saved {when}; since then the script moved them and took it back, but for the last bits"
-                return Allowance(Kind.ROUNDED, why)
         return None
 
     def trained(self, models: Sequence[Any]) -> None:
@@ -203,8 +196,8 @@ class Loads(Observer):
 
         `again`: this process has trained already.
         """
-        self._opening, self.pending, self._calibration = StartingPoint(again=again), [], Calibration()
-        opening, self._objects_before = self._opening, object_digests(live)
+        self._opening, self.pending, self._earlier, self._passes = StartingPoint(again=again), [], None, 0
+        opening, self._objects_before = self._opening, facts_of_objects(live)
         self._reference.options.before_load(live.optimizers)
         contract, unknown = self.contract(), list[Check]()
         if memory is None:
@@ -250,42 +243,33 @@ class Loads(Observer):
         """Memory right after the load, on every rank."""
         self._reference.options.after_load(live.optimizers)
         found = fingerprint_memory(live)
-        self.state = LoadedState(
-            buffers=LoadedBuffers(now=found.ranks[0].buffers),
-            frozen=found.frozen,
-            objects=found.objects,
-            objects_before=self._objects_before,
-        )
-        self._calibration = Calibration(first=facts_of_buffers(live.models))
+        facts = facts_of(live)
+        self.state = LoadedState(facts=facts, frozen=found.frozen, objects_before=self._objects_before)
+        self._earlier = facts
         self.data.was_loaded(live.data)
         self.honours.loaded(self.start.expectation, live)
         expected = self.start.expectation or Expectation(basis="none")
         checks = check_memory(expected, found, rank=live.rank)
         if expected.memory is not None and any(not check.ok for check in checks):
-            about = self._about_schedule(expected, expected.memory, found, live)
+            about = self._about_schedule(expected, expected.memory, found)
             ahead = [check for check in checks if check.name in ABOUT_THE_FUTURE]
             checks = [*(check for check in checks if check not in ahead), *allow(ahead, about)]
         return self._name_tensors(checks, live)
 
     def _name_tensors(self, checks: Sequence[Check], live: LiveState) -> list[Check]:
-        """The checks; weights and moments that differ are named, and where files and model have other names, that is said."""
+        """The checks; weights and moments that differ are named."""
         memory = self.start.memory
         saved = memory.of_rank(live.rank) if memory else None
         named = []
         for check in checks:
             if not check.ok and check.name == "weights":
                 apart = [name for name, _ in weights_apart(saved.each, live)] if saved is not None else []
-                check = self._with_other_names(_with_names(check, apart, len(saved.each) if saved else 0), live)
+                check = _with_names(check, apart, len(saved.each) if saved else 0)
+                check = replace(check, cause=_without_entry(self.start.loaded_from, apart) or check.cause)
             elif not check.ok and check.name == "optimizer moments" and saved is not None:
                 check = _with_names(check, moments_apart(saved.each_moment, live), len(saved.each_moment))
             named.append(check)
         return named
-
-    def _with_other_names(self, check: Check, live: LiveState) -> Check:
-        names = ""
-        with contextlib.suppress(OSError, ValueError, TypeError, RuntimeError):  # such files have a check of their own
-            names = keys_apart(self.start.loaded_from, live.models) if self.start.loaded_from else ""
-        return replace(check, cause=f"{names}: {check.cause}") if names else check
 
     def check_generators(self, topology: Mapping[str, Any]) -> list[Check]:
         """Random generators of this rank; call it once the framework has restored them."""
@@ -303,7 +287,7 @@ class Loads(Observer):
             if found is not None and found.step:
                 self.start.learn(no_basis="")
                 memory = found
-        self.pending, self._calibration = [], Calibration()
+        self.pending, self._earlier, self._passes = [], None, 0
         if self.start.again and memory is not None and not memory.step:
             self.start.learn(no_basis=BEGINS_ANEW)
             memory = None
@@ -336,7 +320,9 @@ class Loads(Observer):
         if event.kind is Inputs.BATCH:
             self._first_batch()
         elif event.is_training or self.start.resumed:  # a forward pass without gradients
-            self._calibration = self._calibration.after_pass(self._training.observe(), event.is_training)
+            self._passes += event.is_training
+            if self._earlier is None:
+                self._earlier = facts_of_buffers(self._training.observe().models)
         return None
 
     def _first_batch(self) -> None:
@@ -347,24 +333,21 @@ class Loads(Observer):
         if self.state is not None or self.start.state_loaded:
             live = self._training.observe()
             self.look_again(live)
-            objects = object_digests(live)
-            state = self.state or LoadedState(frozen=frozen_parameters(live), objects=objects)
+            state = self.state or LoadedState(frozen=frozen_parameters(live), facts=facts_of_objects(live))
             memory = self.start.memory
             saved = memory.of_rank(live.rank) if memory else None
             then = self._moving.after(memory.state_id) if memory else {}
-            buffers = LoadedBuffers(
-                now=buffers_digest(live),
-                each=facts_of_buffers(live.models),
+            self.state = replace(
+                state,
+                facts={**state.facts, **facts_of_buffers(live.models)},
+                earlier=self._earlier or {},
+                passes=self._passes,
                 then=then,
                 keys=(*saved.moving, *then) if saved else (),
-                calibration=self._calibration,
+                unregistered=unregistered.facts_of(live) if memory and memory.unregistered else {},
             )
-            unregistered = facts_of(live) if memory and memory.unregistered else {}
-            self.state = replace(state, buffers=buffers, unregistered=unregistered)
             self._held = {AT_BATCH: weights_and_each(live), **self._held}
-            trained = [p for model in live.models for p in model.parameters() if p.requires_grad and p.numel()]
-            self._at_batch = trained, Snapshot(trained)
-            self._calibration = Calibration()
+            self._earlier, self._passes = None, 0
 
     def check_unseen(self, found: Memory, live: LiveState, optimizer: Any = None) -> list[Check]:
         """For a launch in which no adapter saw a load: the trainer loads by itself, or it loaded nothing.
@@ -382,17 +365,12 @@ class Loads(Observer):
         history = self._journal.read()
         pending = contract if contract is not None and contract.rollback not in history.fulfilled else None
         step = found.optimizer_steps[1] if found.optimizer_steps else 0
-        loads_nothing = not self.start.state_loaded and not self._options.fresh_start
-        if loads_nothing and pending is None and _is_stray(optimizer, live):
-            why = "another optimizer than the attached one is stepped, and it has state: the guard saw no load of it"
-            self._loaded_unseen(why, None)
-            return []
+        if pending is None and not self.start.state_loaded and not self._options.fresh_start:
+            answer = self._loads_nothing(found, live, optimizer, history, step)
+            if answer is not None:
+                return answer
         # one of step 0 holds nothing that was trained: an LR finder saves it, to come back to it
         if self._options.fresh_start or (pending is None and not any(saved for saved, _ in history.checkpoints)):
-            if step and loads_nothing:
-                self._loaded_unseen(AT_STEP.format(step), None)
-            elif loads_nothing and self.weights_loaded and history.has_trained:
-                self._loaded_unseen(WEIGHTS_ALONE, None)
             return []
         is_main = self._ranks.rank == 0
         root = next(
@@ -401,14 +379,6 @@ class Loads(Observer):
         memory = None if root is None else _memory_of(root)[0]
         # an optimizer without state beside one that has steps: part of the state was not loaded
         whole = all(group.num_states or not group.num_params for group in found.groups)
-        if loads_nothing and pending is None and not step and any(saved for saved, _ in history.checkpoints):
-            if self.start.again or (history.saved_by is not None and history.saved_by == self._journal.launch):
-                return _begins_anew(FURTHER)
-            if history.further:
-                return _begins_anew(STILL_FURTHER)
-        if loads_nothing and pending is None and not step and (why := _left_behind(found, history)):
-            self._loaded_unseen(why, None)
-            return []
         unknown = (root is None or memory is None) and whole
         if unknown and step and not self.start.state_loaded and (pending is None or pending.optimizer_step == step):
             self._loaded_unseen(AT_STEP.format(step), pending)
@@ -423,6 +393,34 @@ class Loads(Observer):
             self.start.learn(identity=memory.identity)
         self.honours.loaded(self.start.expectation, live)
         return [*check_files(root), *check_contract(contract, root, memory, history)] if is_main else []
+
+    def _loads_nothing(
+        self, found: Memory, live: LiveState, optimizer: Any, history: GuardHistory, step: int
+    ) -> list[Check] | None:
+        """The checks of a launch that was seen to load nothing and did not say so; None where it should have resumed.
+
+        `step`: that of its optimizer.
+        """
+        if _is_stray(optimizer, live):
+            why = "another optimizer than the attached one is stepped, and it has state: the guard saw no load of it"
+        elif not any(saved for saved, _ in history.checkpoints):
+            why = AT_STEP.format(step) if step else ""
+            if not step and self.weights_loaded and history.has_trained:
+                why = WEIGHTS_ALONE
+            if not why:
+                return []
+        elif step:
+            return None
+        elif self.start.again or (history.saved_by is not None and history.saved_by == self._journal.launch):
+            return _begins_anew(FURTHER)
+        elif history.further:
+            return _begins_anew(STILL_FURTHER)
+        else:
+            why = _left_behind(found, history)
+            if not why:
+                return None
+        self._loaded_unseen(why, None)
+        return []
 
     def _loaded_unseen(self, why: str, pending: Contract | None) -> None:
         """State came into memory by a way that the guard does not see (`torch.load` beside a guarded Accelerator)."""
@@ -451,21 +449,8 @@ class Loads(Observer):
         cause = f"{belongs}; for a fork on purpose: `chronicle init --from CHECKPOINT`"
         if history.checkpoints and not self.start.again:
             text = f"{belongs}, and this run has checkpoints of its own (the newest of step {history.last_step})"
-            self._journal.say("owner", f"warn: checkpoint-of-another-run: {text}")
-            event = Incident(kind="checkpoint-of-another-run", tier="warn", text=text, onset_step=self.start.start_step)
-            self._journal.write(event, step=self.start.start_step, title=f"warn: checkpoint-of-another-run: {text}")
+            self._journal.tell("checkpoint-of-another-run", text, step=self.start.start_step)
         return [noted("run", "M6", expected=own, found=str(found["run_id"]), where="identity in the checkpoint", cause=cause)]
-
-    def check_writers(self) -> list[Check]:
-        """Noted when another living process writes this run. From here on this process is known to write it."""
-        paths = self._journal.paths
-        if self._ranks.rank != 0 or paths is None:
-            return []
-        other = claim_run(paths, self._journal.launch)
-        if not other:
-            return []
-        cause = f"{other} writes this run too: two launches overwrite each other's checkpoints; end one of them"
-        return [noted("writers", "M6", expected="one launch", found=other, where="writer.lock of the run", cause=cause)]
 
     def contract(self) -> Contract | None:
         """The contract of the run's last rollback. Raises `ChronicleError` when it cannot be read."""
@@ -493,6 +478,22 @@ def _with_names(check: Check, apart: Sequence[str], num_digits: int) -> Check:
     more = f" and {len(apart) - NUM_NAMED} more" if len(apart) > NUM_NAMED else ""
     what = check.name.removeprefix("optimizer ")
     return replace(check, found=f"{len(apart)} of {num_digits // 4} {what} differ: {', '.join(apart[:NUM_NAMED])}{more}")
+
+
+def _without_entry(root: Path | None, apart: Sequence[str]) -> str:
+    """Which weights that differ have no entry in a checkpoint's safetensors files, in words; "" for none.
+
+    A loader that goes by names leaves such weights as they were made, without a word.
+    """
+    saved = set[str]()
+    for path in sorted(root.glob("model*.safetensors")) if root is not None and root.is_dir() else ():
+        with contextlib.suppress(RollbackError, OSError):  # such files have a check of their own
+            saved |= {plain_name(name) for name, *_ in list_tensors(path)}
+    lost = sorted(name for name in map(plain_name, apart) if name not in saved and not name.endswith("_flat_param"))
+    if not saved or not lost:
+        return ""
+    named = ", ".join(f"`{name}`" for name in lost[:NUM_NAMED])
+    return f"{len(lost)} of them have no entry in the checkpoint's files ({named}): they are as the model was made"
 
 
 def _memory_of(root: Path) -> tuple[Memory | None, list[Check]]:
@@ -534,18 +535,6 @@ def _left_behind(found: Memory, history: GuardHistory) -> str:
 def _is_stray(optimizer: Any, live: LiveState) -> bool:
     """Whether this optimizer is none of those that are guarded, and has state already."""
     return bool(getattr(optimizer, "state", None)) and not any(drives(optimizer, known) for known in live.optimizers)
-
-
-def _is_rounding(params: Sequence[Any], then: Snapshot) -> bool:
-    """Whether the trained weights are those of the first batch but for rounding: a script adds to them and subtracts it
-    again before its step (SAM)."""
-    for param, before, now in zip(params, then.rows(), Snapshot(params).rows(), strict=True):
-        if before is None or now is None or len(before) != len(now):
-            return False
-        most = ROUNDINGS * epsilon_of(param) * max(1e-30, float(abs(before).max()))
-        if not float(abs(now - before).max()) <= most:
-            return False
-    return True
 
 
 def own_modes(memory: Memory, found: Memory, live: LiveState) -> Iterator[str]:

@@ -8,10 +8,8 @@ promised (L1).
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
-from chronicle.resume.allowed import AS_FIRST_PASS
-from chronicle.resume.checks.check import Check, Outcome, failed, noted
+from chronicle.resume.checks.check import Check, failed, noted
 from chronicle.resume.checks.memory import accepted_world
 from chronicle.resume.checks.tripwires import LR_JUMP
 from chronicle.resume.contract import Expectation
@@ -22,7 +20,6 @@ from chronicle.resume.learning_rate import NUM_FORECAST, a_batch_entered
 from chronicle.resume.memory import LrRow, Memory
 from chronicle.resume.reference import LR, OptionValues
 from chronicle.resume.rules import show_row
-from chronicle.resume.training import Training
 
 NUM_TRIPWIRE_STEPS = 50
 NUM_CONFIRM = 3  # correct forecasts after which a schedule counts as known
@@ -37,12 +34,6 @@ class LrWitness:
     position: int = 0
     num_right: int = 0
     num_wrong: int = 0
-    num_moved: int = 0  # of the right ones: the LR was another than the one before
-
-    @property
-    def moved(self) -> bool:
-        """Whether forecasts of an LR that moves came true. A constant one says nothing about the speed of its scheduler."""
-        return self.num_moved >= NUM_CONFIRM
 
     @property
     def source(self) -> str:
@@ -58,13 +49,11 @@ class LrWitness:
     def see(self, lrs: LrRow) -> "LrWitness":
         """One optimizer step with these LRs, which was foretold."""
         right = _same(self.rows[self.position], lrs)
-        moved = right and self.position > 0 and not _same(self.rows[self.position - 1], lrs)
         return replace(
             self,
             position=self.position + 1,
             num_right=self.num_right + right,
             num_wrong=self.num_wrong + (not right),
-            num_moved=self.num_moved + moved,
         )
 
 
@@ -103,7 +92,7 @@ class LrTripwire:
         source = memory.lr_source if memory is not None and by_steps else "untested"
         if contract is not None and contract.lr_unproved and contract.lrs and not expectation.warms_up:
             return cls(rows=(contract.lrs,) * NUM_TRIPWIRE_STEPS, source=source, held=expectation.allowed_jump())
-        return cls(rows=tuple(rows), source=source, moved=memory is None or memory.lr_moved)
+        return cls(rows=tuple(rows), source=source, moved=memory is None or len(set(memory.recent_lrs)) > 1)
 
     @property
     def done(self) -> bool:
@@ -157,20 +146,13 @@ class LrTripwire:
 class LrWatch(Observer):
     """The LRs of one process: whether forecasts of them come true, and the fifty steps after a first one.
 
-    `options` keeps the values that were used. `used_lrs(n)`: the LRs of the n-th step after this save in the first pass. `tell`
-    hears of an LR that was set inside a step.
+    `options` keeps the values that were used. `tell` hears of an LR that was set inside a step.
     """
 
     about = "learning rate in use"
 
-    def __init__(
-        self,
-        training: Training,
-        options: OptionValues,
-        used_lrs: Callable[[int], Sequence[Any] | None],
-        tell: Callable[[Breach], object],
-    ) -> None:
-        self._training, self._options, self._used_lrs, self._tell = training, options, used_lrs, tell
+    def __init__(self, options: OptionValues, tell: Callable[[Breach], object]) -> None:
+        self._options, self._tell = options, tell
         self.recent: deque[LrRow] = deque(maxlen=NUM_FORECAST)  # of the last optimizer steps
         self.witness = LrWitness()
         self.tripwire: LrTripwire | None = None
@@ -215,12 +197,7 @@ class LrWatch(Observer):
         check = self.tripwire.feed(lrs) if self.tripwire is not None else None
         if self.tripwire is not None and self.tripwire.done:
             self.tripwire = None
-        if check is None:
-            return ()
-        if not check.ok and self._used_lrs(self._training.steps_here + 1) == list(lrs):
-            check = replace(check, outcome=Outcome.NOTED, cause=f"{check.found} in use: {AS_FIRST_PASS}")
-            self.arm(None)  # the forecast is not what the first pass did
-        return (check,)
+        return () if check is None else (check,)
 
     def gradient_ready(self, event: GradientReady) -> Rest | None:
         """The step has begun with the LR of its schedule, as all steps so far; a hook inside it may set another one."""

@@ -14,8 +14,8 @@ MEMORY_VERSION = 1
 WHOLE = "memory"  # the part that is unknown when nothing could be described
 OTHERS = "other_optimizers"  # in the topology: classes that step parameters of the guarded optimizers
 
-RANK_PARTS = frozenset(("rng", "weights", "moments", "buffers"))
-GROUP_PARTS = frozenset(("lr", "moment_norm"))
+RANK_PARTS = frozenset(("rng", "weights", "moments"))
+GROUP_PARTS = frozenset(("lr",))
 SPARSE: Any = {"sparse": True}  # a field that is not stored where it has its default
 
 LrRow = tuple[float | None, ...]  # LR per parameter group; None: the group has none of its own (Adafactor)
@@ -23,7 +23,7 @@ LrRow = tuple[float | None, ...]  # LR per parameter group; None: the group has 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ParamGroup:
-    """One parameter group of an optimizer. `moment_norm` is the L2 norm of its first moments, None where it has none."""
+    """One parameter group of an optimizer."""
 
     lr: float | None
     initial_lr: float | None = None
@@ -32,7 +32,6 @@ class ParamGroup:
     weight_decay: float | None = None
     num_params: int = 0
     num_elements: int = 0
-    moment_norm: float | None = None
     num_states: int = 0
     settings: Mapping[str, Any] = field(default_factory=dict)  # other plain options: betas, momentum, eps, …
 
@@ -72,8 +71,7 @@ class RankDigest:
     each: str = field(default="", metadata=SPARSE)  # 16 bits of every weight, in hex; of rank 0
     moments: str = ""
     each_moment: str = field(default="", metadata=SPARSE)  # 16 bits of every moment; of rank 0
-    buffers: str = ""  # running statistics and other saved buffers
-    each_buffer: Mapping[str, str] = field(default_factory=dict, metadata=SPARSE)  # the same by name (`moving.py`)
+    each_buffer: Mapping[str, str] = field(default_factory=dict, metadata=SPARSE)  # running statistics and others, by name
     moving: tuple[str, ...] = field(default=(), metadata=SPARSE)  # what this training moves without a step
     data: str = ""
     batches: str = ""  # position in this rank's record of batches (`batch_record.py`)
@@ -99,7 +97,6 @@ class Memory:
     schedulers: tuple[Scheduler, ...] = ()
     next_lrs: tuple[LrRow, ...] | None = None  # row i: LR per group of the i-th optimizer step from here
     lr_source: str = "untested"  # scheduler: forecasts came true | manual: they did not | untested
-    lr_moved: bool = field(default=True, metadata=SPARSE)  # of an LR that moves they did; False: of a constant one at most
     recent_lrs: tuple[LrRow, ...] = ()  # of the last optimizer steps before this point
     used: Mapping[str, Sequence[LrRow]] = field(default_factory=dict, metadata=SPARSE)  # option -> its values so far
     seen_frozen: tuple[str, ...] = field(default=(), metadata=SPARSE)  # `frozen` so far, one after the other
@@ -110,7 +107,6 @@ class Memory:
     objects: Mapping[str, str] = field(default_factory=dict)  # the script's own saved objects -> digest
     order: str = ""  # which model parameter is at each position of the optimizers
     frozen: str = ""  # how many parameters have no gradient, and which
-    training: tuple[bool, ...] | None = None  # mode of each model at the optimizer steps; None: no step was seen
     data: Any = None  # the trainer's own data position, JSON-able
     honours: tuple[str, ...] = ()  # options of a rollback that this run supports, by its script or the guard
     carried: tuple[Carried, ...] = ()  # options that the guard has begun to apply, oldest first
@@ -118,7 +114,6 @@ class Memory:
     trained: Mapping[str, Any] = field(default_factory=dict, metadata=SPARSE)  # configuration, data … (`trained.py`)
     unregistered: Mapping[str, str] = field(default_factory=dict, metadata=SPARSE)  # facts of what nobody registered
     spoilt: str = field(default="", metadata=SPARSE)  # why no rollback goes here: NaN in the weights, replicas that differ
-    revisions: Mapping[str, str] = field(default_factory=dict, metadata=SPARSE)  # of tokenizer, chat template, model
     identity: Mapping[str, Any] = field(default_factory=dict, metadata=SPARSE)  # id, run_id, run, launch, step
     ranks: tuple[RankDigest, ...] = ()
     unknown: Mapping[str, str] = field(default_factory=dict, metadata=SPARSE)  # part that could not be described -> why

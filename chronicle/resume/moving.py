@@ -10,29 +10,28 @@ A resume must find each key as it was saved, or as it was then. One that moves a
 The key of a buffer is its name with `*` for numbers: `blocks.*.noise` are all of them. torch is imported in the functions.
 """
 
-import hashlib
-import json
 import re
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from pathlib import Path
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
-from chronicle.resume.checks.check import Check, compared, not_compared, noted
+from chronicle.resume.beside import StateFiles
+from chronicle.resume.checks.check import Check, compared, failed, not_compared, noted
 from chronicle.resume.events import BatchEntered, Gradient, GradientReady, Inputs, Loaded, Saved
-from chronicle.resume.fingerprint import LiveState, digest_and_each, object_digests, own_shard, saved_buffers
+from chronicle.resume.fingerprint import LiveState, digest, digest_and_each, object_digests, own_shard, saved_buffers
 from chronicle.resume.hub import RESTS, Observer, Rest
 from chronicle.resume.prints import is_captured
+from chronicle.resume.rules import RULES
 from chronicle.resume.training import Training
 
 Facts = Mapping[str, str]  # key -> a few bits of its value
 
 _NUMBER = re.compile(r"[0-9]+")
+VERSION = 1
 NUM_KEYS = 64
 NUM_STEPS = 3  # of a launch, after which is looked
 OBJECT = "object {}"  # key of one of the script's own objects
 RUNNING = ("running_mean", "running_var", "num_batches_tracked")
-CALIBRATED = 0.05  # so little of the old running statistics is left that their state at the load does not matter any more
 MOVES = "this training changes {} between a step and the next batch"
 
 
@@ -48,13 +47,17 @@ def facts_of_buffers(models: Sequence[Any]) -> dict[str, str]:
     found = dict.fromkeys(names, "")
     for at, name in enumerate(names):
         found[name] += each[4 * at : 4 * at + 4]
-    return {name: text if len(text) <= 16 else hashlib.sha256(text.encode()).hexdigest()[:16] for name, text in found.items()}
+    return {name: text if len(text) <= 16 else digest(text.encode()) for name, text in found.items()}
 
 
 def facts_of(live: LiveState) -> dict[str, str]:
     """Buffers and the script's own objects."""
-    objects = {OBJECT.format(name): digest for name, digest in object_digests(live).items()}
-    return {**facts_of_buffers(live.models), **objects}
+    return {**facts_of_buffers(live.models), **facts_of_objects(live)}
+
+
+def facts_of_objects(live: LiveState) -> dict[str, str]:
+    """The script's own objects as they are now."""
+    return {OBJECT.format(name): digest for name, digest in object_digests(live).items()}
 
 
 def moved(before: Facts, after: Facts) -> list[str]:
@@ -68,8 +71,9 @@ class Moving(Observer):
     about = "buffers"
 
     def __init__(self, training: Training) -> None:
-        self._training, self._rank = training, training.ranks.rank
-        self._directory = None if training.paths is None else training.paths.sequels_dir
+        self._training = training
+        directory = None if training.paths is None else training.paths.sequels_dir
+        self._files = StateFiles(directory, training.ranks.rank, version=VERSION, ending=".moved")
         self.keys: tuple[str, ...] = ()
         self._looked: Facts = {}
         self._saved: tuple[str, Facts] | None = None  # state, and its facts
@@ -109,116 +113,57 @@ class Moving(Observer):
         state, saved = self._saved or ("", {})
         changed = moved(saved, now)
         self.keys = tuple(dict.fromkeys((*self.keys, *moved(self._looked, now), *changed)))[:NUM_KEYS]
-        if changed and state and self._directory is not None:  # the checkpoint itself cannot say so any more
-            self._directory.mkdir(parents=True, exist_ok=True)
-            record = {key: now[key] for key in changed}
-            self._path(state).write_text(json.dumps(record) + "\n", encoding="utf-8")
+        if changed:  # the checkpoint itself cannot say so any more
+            self._files.write(state, {"moved": {key: now[key] for key in changed}})
         self._looked, self._saved = {}, None
         return None
 
     def after(self, state: str) -> Facts:
         """What had moved when the next batch came after this save, and how it was then; {} where nothing is known."""
-        try:
-            record = json.loads(self._path(state).read_text(encoding="utf-8")) if self._directory and state else {}
-        except (OSError, ValueError):
-            record = {}
-        return record if isinstance(record, dict) else {}
-
-    def _path(self, state: str) -> Path:
-        assert self._directory is not None
-        return self._directory / f"{state}.{self._rank}.moved"
+        return dict(self._files.read(state).get("moved") or {})
 
 
-# ---- forward passes before the first batch -----------------------------------------------------------------------------
-
-
-def running_shares(models: Iterable[Any]) -> list[float]:
-    """Of every module with running statistics in training mode: the share of them that a forward pass leaves as it was."""
-    shares = []
-    for model in models:
-        for module in model.modules():
-            if not module.training or getattr(module, "running_mean", None) is None or not hasattr(module, "momentum"):
-                continue
-            if module.momentum is None:  # the mean over all passes
-                passes = int(getattr(module, "num_batches_tracked", None) or 0)
-                shares.append(passes / (passes + 1))
-            else:
-                shares.append(1 - float(module.momentum))
-    return shares
+# ---- the buffers and objects of a resume -----------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Calibration:
-    """Forward passes without gradients between a load and the first batch: in training mode they move running statistics.
+class LoadedState:
+    """What one rank held right after the load, or (a plain loop) when its first batch came.
 
-    `first`: the buffers right before the first of them. `left`: the share of the running statistics that is older than these
-    passes, in the module that keeps most.
+    Running statistics change with the first forward pass, flags and the script's own objects whenever the script likes. Their
+    state at the load is therefore kept, and judged before the first step.
     """
 
-    first: Facts | None = None
-    passes: int = 0  # in training mode
-    evaluations: int = 0
-    left: float = 1.0
+    facts: Facts = field(default_factory=dict)  # buffers when the first batch came, and the script's own objects
+    earlier: Facts = field(default_factory=dict)  # buffers right after the load, or before the first forward pass
+    passes: int = 0  # forward passes in training mode without gradients, before the first batch
+    then: Facts = field(default_factory=dict)  # what had moved when the next batch came in the first pass
+    keys: Sequence[str] = ()  # that are known to move
+    objects_before: Facts = field(default_factory=dict)  # before the load: as the script made them
+    frozen: str = ""
+    unregistered: Facts = field(default_factory=dict)
 
-    def after_pass(self, live: LiveState, training: bool) -> "Calibration":
-        """With one more pass, which is about to begin."""
-        shares = running_shares(live.models) if training else []
-        if training and not shares:
-            return self
-        first = facts_of_buffers(live.models) if self.first is None else self.first
-        left = self.left * max(shares, default=1.0)
-        one = int(training)
-        return replace(self, first=first, left=left, passes=self.passes + one, evaluations=self.evaluations + 1 - one)
-
-    @property
-    def words(self) -> str:
-        """How many passes there were."""
-        number = self.passes or self.evaluations
-        passes = "one forward pass" if number == 1 else f"{number} forward passes"
-        return f"{passes}{' in training mode' if self.passes else ''} without gradients came before the first batch"
-
-    def moved(self, key: str, saved: str) -> bool:
-        """Whether a buffer was as saved before these passes, and they may have moved it."""
-        return (self.first or {}).get(key) == saved and bool(self.passes or not key.endswith(RUNNING))
+    def explains(self, key: str, saved: str) -> bool:
+        """Whether a buffer was as saved before the forward passes, and these may have moved it."""
+        return self.earlier.get(key) == saved and bool(self.passes or not key.endswith(RUNNING))
 
 
-# ---- the buffers of a resume -----------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LoadedBuffers:
-    """The buffers of a resume when its first batch came: all (`now`), each, and those that are known to move (`keys`).
-
-    `then`: how those that moved were when the next batch came in the first pass.
-    """
-
-    now: str = ""
-    each: Facts = field(default_factory=dict)
-    then: Facts = field(default_factory=dict)
-    keys: Sequence[str] = ()
-    calibration: Calibration = Calibration()
-
-
-def check_buffers(saved: str, each: Facts, loaded: LoadedBuffers, where: str) -> Check:
-    """Buffers as they were saved (`saved` all, `each` by key), but for those that the script itself changes before a batch."""
-    words = {"expected": saved, "found": loaded.now, "where": where}
-    if saved == loaded.now:
-        return compared("buffers", "M1", True, **words)
-    calibration = loaded.calibration
-    wrong = [key for key in moved(each, loaded.each) if loaded.each[key] != loaded.then.get(key)]
-    lost = [key for key in wrong if key not in loaded.keys and not calibration.moved(key, each[key])]
+def check_buffers(each: Facts, loaded: LoadedState, where: str) -> Check:
+    """Buffers as they were saved, but for those that the script itself changes before a batch."""
+    wrong = [key for key in moved(each, loaded.facts) if loaded.facts[key] != loaded.then.get(key)]
     own = [key for key in wrong if key in loaded.keys]
-    if lost or not each:
-        if calibration.passes and calibration.left <= CALIBRATED and all(key.endswith(RUNNING) for key in lost):
-            why = f"running statistics were computed anew: {calibration.words}"
-            return not_compared("buffers", "M1", why, where=where)
-        cause = "running statistics (batch norm) or other buffers were not restored"
-        return compared("buffers", "M1", False, cause=cause, **{**words, "found": _named(lost) or loaded.now})
+    lost = [key for key in wrong if key not in loaded.keys and not loaded.explains(key, each[key])]
+    passes = "forward passes without gradients came before the first batch"
+    words = {"expected": "as at the save", "found": _named(wrong) or "equal", "where": where}
+    if lost and loaded.passes and all(key.endswith(RUNNING) for key in lost):
+        return not_compared("buffers", "M1", f"running statistics were computed anew: {loaded.passes} {passes}", where=where)
+    if lost:
+        return failed("buffers", "M1", **{**words, "found": f"{_named(lost)} differ"}, cause=RULES["buffers"].cause)
     if own:
         return not_compared("buffers", "M1", f"{MOVES.format(_named(own))}; the others are as saved", where=where)
     if wrong:
-        return noted("buffers", "M1", **words, cause=f"as saved after the load; {calibration.words} and moved them")
-    return compared("buffers", "M1", True, **{**words, "found": "equal, or as when the next batch came in the first pass"})
+        return noted("buffers", "M1", **words, cause=f"as saved after the load; {passes} and moved them")
+    return compared("buffers", "M1", True, **words)
 
 
 def _named(keys: Sequence[str]) -> str:

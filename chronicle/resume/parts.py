@@ -37,7 +37,7 @@ class Parts:
     def __init__(self, training: Training) -> None:
         self.training = training
         self.options, self.journal, self.ranks = training.options, training.journal, training.ranks
-        self.faults, self.start = training.faults, training.start
+        self.faults, self.start, self.contained = training.faults, training.start, training.contained
         self.hub = Hub(self.faults)
         rank, paths, record = self.ranks.rank, training.paths, self.faults.record
 
@@ -53,7 +53,7 @@ class Parts:
         self.log = StepLog(training.environ)
 
         self.describer = Describer(self)
-        self.data = DataWatch(training, self.hub.tell, lambda digest: self.first_gradient.batch(digest), self._look_for_steps)
+        self.data = DataWatch(training, self.hub.tell, self._look_for_steps)
         self.batches = self.data.batches
         self.trained = TrainedWatch(training)
         self.unregistered = Unregistered(training)
@@ -68,8 +68,8 @@ class Parts:
             lr_is_ours=lambda: self.honours.used_lr is not None,
             way_out=self.way_out.words,
         )
-        self.first_gradient = FirstGradient(training, self.envelope.log.tell, self.batches.settle)
-        self.lrs = LrWatch(training, self.reference.options, self.first_gradient.used_lrs, self._lr_inside)
+        self.first_gradient = FirstGradient(training, self.envelope.log.tell, self.data)
+        self.lrs = LrWatch(self.reference.options, self._lr_inside)
         self.twice = StepTwice(training, self.batches.unheard)
         self.prints = StepPrints(training)
         for part in (

@@ -1,16 +1,16 @@
-"""Step prints of one rank: a few bytes that identify every optimizer step, for a replay to be compared with.
+"""Step prints of one rank: a few bytes that identify every optimizer step, for a replay or a relaunch to be compared with.
 
 A print (`chronicle/resume/ring.py` lists its fields) is put together while a step is taken:
 
-    first micro-batch enters    the global generators; how the models are set
+    first micro-batch enters    the global generators
     every micro-batch           a checksum of all that is in it, and of the batch of the loader that it came from
     the optimizer steps         learning rates and options of the groups, a sample of the gradients (by a closure: after it)
     the next batch enters       the step is over: a sample of the weights
     the step is logged          its loss, and the norm of its gradient
 
-Samples are small: 32 elements of 8 tensors, others at every step. What lies on an accelerator is copied to the host without
-waiting, and read at a later step. There is no collective. Where a print of every step would cost more than `SHARE` of the time,
-only every 2nd, 4th, 8th … has one, at the latest every `MOST_STEPS`; a replay prints every step.
+Samples are small: 32 elements of 8 tensors, others at every step. What lies on an accelerator is
+copied to the host without waiting, and read at a later step. There is no collective. Where a print of every step would cost
+more than `SHARE` of the time, only every 2nd, 4th, 8th … has one, at the latest every `MOST_STEPS`; a replay prints every step.
 `CHRONICLE_PRINTS=off` ends it, `every` prints every step whatever it costs.
 
 The first rank also notes what the prints were made by, once a launch (`prints.json`): digests of the source files that this
@@ -32,7 +32,7 @@ from typing import Any
 
 from chronicle.metrics.log import heard
 from chronicle.resume.batches import keep_yielded
-from chronicle.resume.checksums import Modes, contents_of, global_generators
+from chronicle.resume.checksums import contents_of, global_generators
 from chronicle.resume.contract import launch_number
 from chronicle.resume.envelope.samples import Snapshot, digest_of
 from chronicle.resume.events import BatchEntered, Ended, Gradient, GradientReady, Inputs, Loaded, StepBegins
@@ -47,61 +47,48 @@ PRINTS_VARIABLE = "CHRONICLE_PRINTS"  # off, every; else as often as `SHARE` all
 SHARE = 0.004  # of the time may be spent on prints
 MOST_STEPS = 64  # a power of two, as all distances are: ranks that print at other ones have steps in common
 FIRST_STEPS = 8  # of a launch: all are printed, and none of them is timed
-ELEMENTS, TENSORS = 32, 8  # of one sample
-MOST_GROUPS = 8
-TOLD = ("lr", "weight_decay", "betas", "eps", "momentum")  # for the update; other options an optimizer may change itself
+ELEMENTS, TENSORS = 32, 8  # of one sample; as many groups of optimizers
+TOLD = ("lr", "weight_decay", "betas", "eps", "momentum", "alpha", "rho")  # other options an optimizer may change itself
 NUM_WAITING = 512  # prints that wait for samples on a device, or for a loss
 
 
-@dataclass(slots=True)
-class _Inputs:
-    """The micro-batches since the step before, and how things stood when the first entered."""
-
-    batches: list[list[Any]] = field(default_factory=list)  # checksums of what each holds
-    with_targets: bool = True  # all are known with what the loss is computed from
-    generators: dict[str, int] = field(default_factory=dict)
-
-
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class _Step:
-    """A print that is being put together: fields of the print that are known, and what waits for a device."""
+    """A print that is being put together: fields that are known, and what waits for a device."""
 
-    step: int
+    step: int = 0
     known: dict[str, Any] = field(default_factory=dict)
-    inputs: _Inputs = field(default_factory=_Inputs)
+    batches: list[list[Any]] = field(default_factory=list)  # checksums of what each micro-batch holds
+    with_targets: bool = True  # all are known with what the loss is computed from
+    has_entered: bool = False  # a batch has, before the step began
     gradient: Snapshot | None = None
     weights: list[Snapshot] = field(default_factory=list)
     begins: bool = False
-    over: bool = False
 
     @property
     def ready(self) -> bool:
         """Whether all samples have arrived on the host."""
-        parts = [*self.weights, *(part for one in self.inputs.batches for part in one)]
-        if self.gradient is not None:
-            parts.append(self.gradient)
-        return all(isinstance(part, bytes) or part.ready for part in parts)
+        parts = [self.gradient, *self.weights, *(part for one in self.batches for part in one)]
+        return all(part is None or isinstance(part, bytes) or part.ready for part in parts)
 
     def to_print(self) -> Print:
         """The print; waits for samples that are on their way."""
-        inputs = self.inputs
         seen = SeenParts.BEGINS if self.begins else NOTHING
-        seen |= SeenParts.TARGETS if inputs.batches and inputs.with_targets else NOTHING
+        seen |= SeenParts.TARGETS if self.batches and self.with_targets else NOTHING
         seen |= SeenParts.LOSS if "loss" in self.known else NOTHING
-        batch = [part for one in inputs.batches for part in (*one, b"|")]
+        batch = [part for one in self.batches for part in (*one, b"|")]
         return Print(
             step=self.step,
             seen=seen,
-            batches=len(inputs.batches),
+            batches=len(self.batches),
             batch=digest_of(batch) if batch else 0,
             gradient=digest_of([self.gradient]) if self.gradient else 0,
             weights=digest_of(self.weights) if self.weights else 0,
-            **inputs.generators,
             **self.known,
         )
 
 
-UNPRINTED = _Step(0, over=True)  # a step without a print: its micro-batches are dropped
+UNPRINTED = _Step()  # a step without a print
 
 
 class StepPrints(Observer):
@@ -118,16 +105,13 @@ class StepPrints(Observer):
         self._clock = time.perf_counter
         self._writer: RingWriter | None = None
         self._params: list[Any] = []
-        self._others: list[Any] = []
-        self._modes = Modes()
-        self._now: _Step | None = None  # of the step that is being taken
+        self._now: _Step | None = None  # the step that is being taken
+        self._coming = _Step()  # the one after it, whose batches enter before it begins
         self._waiting: deque[_Step] = deque()  # over, oldest first
-        self._inputs = _Inputs()
         self._inside = False  # batches enter inside the step
-        self._has_entered = False  # one has entered for the step that comes
         self._heard_at_end: weakref.WeakSet[Any] = weakref.WeakSet()  # optimizers that say when an update is over
         self._gradient_at_end: weakref.WeakSet[Any] = weakref.WeakSet()  # those of them whose closures make the gradient
-        self._early: dict[tuple[int, ...], Snapshot] | None = None  # weights before the first batch, by step and parameters
+        self._early: _Step | None = None  # the weights before the first batch
         self._begins = True  # the next step is the first one of the launch, or after a load
         self._skip = 0  # steps until the next print
         self._steps = 0  # since a print was timed
@@ -170,77 +154,72 @@ class StepPrints(Observer):
     def loaded(self, event: Loaded) -> None:
         """The next step is the first one of this state."""
         if self.on:
-            self._close(self._now)
-            self._inputs, self._early, self._now = _Inputs(), None, None
-            self._begins, self._has_entered, self._skip = True, False, 0
+            self._close()
+            self._coming, self._early = _Step(), None
+            self._begins, self._skip = True, 0
 
     def batch_entered(self, event: BatchEntered) -> Rest | None:
         """The step before is over, unless the batch enters inside of one."""
         if self._launch_dir is None:
             return RESTS
-        if event.kind is not Inputs.PASS:
-            self._enters(event.batch)
-        return None
-
-    def _enters(self, batch: Any) -> None:
-        now = self._now
-        if now is None or not self._inside:
-            self._has_entered = True
-        if (self._skip > 0 and (now is None or now is UNPRINTED)) or is_captured():
-            return
-        if now is not None and not self._inside:
-            self._close(now)
-        if self._skip > 0:
-            return
+        if event.kind is Inputs.PASS:
+            return None
+        step = self._now if self._inside and self._now is not None else self._coming
+        is_coming = step is self._coming
+        step.has_entered = step.has_entered or is_coming
+        is_skipped = self._skip > 0 and (self._now is None or self._now is UNPRINTED)
+        if is_skipped or is_captured():
+            return None
+        if is_coming:
+            self._close()
+        if step is UNPRINTED or self._skip > 0:  # it was set as the step before was closed
+            return None
         begun = self._clock()
-        if self._begins and self._early is None and not self._inside:
-            self._look_early()
-        inputs = self._inputs
-        if not inputs.generators:
-            inputs.generators = {**global_generators(), "modes": self._modes.now()}
-        found, with_targets = contents_of(batch)
-        inputs.batches.append(found)
-        inputs.with_targets = inputs.with_targets and with_targets
+        if is_coming and self._begins and self._early is None:
+            self._params = _params(self._training.observe().optimizers[:1])
+            self._early = self._beginning(self._training.step or 0) if self._params else None
+        if not step.batches:
+            step.known |= global_generators()
+        found, with_targets = contents_of(event.batch)
+        step.batches.append(found)
+        step.with_targets = step.with_targets and with_targets
         self._spent += self._clock() - begun
+        return None
 
     def step_begins(self, event: StepBegins) -> Rest | None:
         """The guarded optimizer is about to take a step."""
         if self._launch_dir is None:
             return RESTS
-        self._begins_step(event)
-        return None
-
-    def _begins_step(self, event: StepBegins) -> None:
-        """Of optimizers beside the guarded one (a critic's) options and parameters are looked at as well."""
-        step, optimizer, gradient, models = event.number, event.optimizer, event.gradient, self._training.models
-        if step is None or (self._now is not UNPRINTED and is_captured()):
-            return
-        self._close(self._now)
+        number, optimizer, gradient = event.number, event.optimizer, event.gradient
+        if number is None or (self._now is not UNPRINTED and is_captured()):
+            return None
+        self._close()
+        now, self._coming = self._coming, _Step()
         self._steps += 1
-        self._taken, self._apart = step, max(1, step - self._taken)
+        self._taken, self._apart = number, max(1, number - self._taken)
         # Lightning's batch comes before a step whose closure makes the gradient; a step whose end is heard may have both
-        self._inside = gradient is Gradient.AT_END or (gradient is Gradient.TOLD and not self._has_entered)
-        self._has_entered = False
+        self._inside = gradient is Gradient.AT_END or (gradient is Gradient.TOLD and not now.has_entered)
         self._hear_the_end(optimizer, with_gradient=gradient is Gradient.AT_END)
         if self._skip > 0:
             self._skip -= 1
             self._now = UNPRINTED
-            return
+            return None
         begun = self._clock()
-        others = self._training.optimizers if optimizer is not None else ()
-        self._others = [one for one in others if not _is_one(one, optimizer)]
+        others = _params(self._training.optimizers[1:])
+        if optimizer is None:
+            self._params = [p for model in self._training.models for p in model.parameters() if p.requires_grad]
+        else:
+            self._params = _params([optimizer])
         if self._begins:
-            self._begin(step - 1, optimizer, models)
-        elif optimizer is not None and not self._are_these(optimizer):
-            # a training that grew, or froze a part, steps other parameters now
-            self._params, self._modes = _params(optimizer, models), Modes(models)
-        self._now = now = _Step(step)
+            self._begin(max(0, number - 1), is_alone=not others)
+        now.step, self._now = number, now
+        if others:  # as they are now, and not at the end: a critic steps before the next batch of the model enters
+            now.weights.append(_sample(others, number))
         self._read_options(now, optimizer)
-        if self._others:  # as they are now, and not at the end: a critic steps before the next batch of the model enters
-            now.weights.append(_sample([p for one in self._others for p in _params(one, models)], step))
         self._spent += self._clock() - begun
         if gradient is Gradient.READY:
             self._take_gradient(optimizer)
+        return None
 
     def _hear_the_end(self, optimizer: Any, *, with_gradient: bool) -> None:
         if with_gradient:
@@ -261,12 +240,10 @@ class StepPrints(Observer):
         if self._inside and optimizer in self._gradient_at_end:
             self._inside = False
             self._take_gradient(optimizer)
-        if now is None or now.over:
+        if now is None or now is UNPRINTED:
             return
         begun = self._clock()
-        # as they were used: a hook of the script may change them after the step has begun
-        used = [[_plain(group[name]) for name in TOLD if name in group] for group in optimizer.param_groups[:MOST_GROUPS]]
-        now.known.update(options=_digest(used, now.known.get("options", 0)), lr=_lr_of(optimizer.param_groups))
+        self._read_options(now, optimizer)  # as they were used: a hook of the script may change them after the step has begun
         self._spent += self._clock() - begun
 
     def gradient_ready(self, event: GradientReady) -> Rest | None:
@@ -278,7 +255,7 @@ class StepPrints(Observer):
 
     def _take_gradient(self, optimizer: Any) -> None:
         """The gradient of the step is complete; that of an engine (None) cannot be reached."""
-        if self._now is None or self._now.over or optimizer is None:
+        if self._now is None or self._now is UNPRINTED or optimizer is None:
             return
         begun = self._clock()
         grads = [p.grad for p in _chosen(self._params, self._now.step)]
@@ -290,63 +267,53 @@ class StepPrints(Observer):
         """The process ends: nothing stays in memory."""
         if self._launch_dir is None:
             return
-        self._close(self._now)
+        self._close()
         self._settle(everything=True)
         if self._writer is not None and self._rank == 0:
             add_sources(self._launch_dir)
 
     # ---- putting a print together ----------------------------------------------------------------------------------
 
-    def _look_early(self) -> None:
-        """The weights before the first batch: it may move them and bring them back before its step."""
-        live, step = self._training.observe(), self._training.step
-        self._modes = Modes(live.models)
-        found = [params for one in live.optimizers if (params := _params(one, ()))]
-        self._early = {(step or 0, *map(id, params)): _sample(params, step or 0) for params in found}
+    def _beginning(self, step: int) -> _Step:
+        return _Step(step=step, begins=True, weights=[_sample(self._params, step)])
 
-    def _begin(self, step: int, optimizer: Any, models: Sequence[Any]) -> None:
-        """The weights as they are before the first step; what the prints are made by."""
-        self._begins = False
-        if self._early is None:  # the model is called within the step
-            self._modes = Modes(models)
-        self._params = _params(optimizer, models)
+    def _begin(self, step: int, *, is_alone: bool) -> None:
+        """The weights as they are before the first step: before its first batch, which may move them and bring them back."""
+        early, self._early, self._begins = self._early, None, False
         if not self._params:
             raise ValueError("the optimizer has no parameters")
         if self._writer is None:
-            assert self._launch_dir is not None
-            ranks, launch = self._training.ranks, launch_number(self._training.environ)
-            rank = self._rank = ranks.rank  # its process group may be gone when the process ends
-            device = str(self._params[0].device)
-            header = {"rank": rank, "ranks": ranks.world_size, "launch": launch, "host": os.uname().nodename, "device": device}
-            found = arithmetic(device)
-            header["machine"] = str(found.get("device name") or found["processor"])[:80]
-            self._writer = RingWriter(ring_path(self._launch_dir, rank), header)
-            if rank == 0:
-                write_facts(self._launch_dir, found)
-        first = _Step(max(0, step), begins=True, over=True)
-        if not self._others:  # another optimizer may have stepped in this step already, and its weights are in every print
-            early = (self._early or {}).get((first.step, *map(id, self._params)))
-            first.weights.append(early or _sample(self._params, first.step))
-        self._early = None
-        self._waiting.append(first)
+            self._open()
+        if early is None or early.step != step:  # the model is called within the step
+            early = self._beginning(step)
+        if not is_alone:  # another optimizer may have stepped in this step already, and its weights are in every print
+            early.weights = []
+        self._waiting.append(early)
 
-    def _are_these(self, optimizer: Any) -> bool:
-        """Whether the first and the last of the optimizer's parameters that train are those that are sampled."""
-        groups = optimizer.param_groups
-        first = next((p for group in groups for p in group["params"] if p.requires_grad), None)
-        last = next((p for group in reversed(groups) for p in reversed(group["params"]) if p.requires_grad), None)
-        return bool(self._params) and first is self._params[0] and last is self._params[-1]
+    def _open(self) -> None:
+        assert self._launch_dir is not None
+        ranks, launch = self._training.ranks, launch_number(self._training.environ)
+        self._rank = ranks.rank  # its process group may be gone when the process ends
+        device = str(self._params[0].device)
+        found = arithmetic(device)
+        header = {
+            "rank": ranks.rank,
+            "ranks": ranks.world_size,
+            "launch": launch,
+            "host": os.uname().nodename,
+            "device": device,
+            "machine": str(found.get("device name") or found["processor"])[:80],
+        }
+        self._writer = RingWriter(ring_path(self._launch_dir, ranks.rank), header)
+        if ranks.rank == 0:
+            write_facts(self._launch_dir, found)
 
-    def _close(self, now: _Step | None) -> None:
+    def _close(self) -> None:
         """A step is over: its weights are read, and it waits for its batches, its loss and what is on a device."""
-        self._now = None
-        if now is None:
-            return
-        inputs, self._inputs = self._inputs, _Inputs()
-        if now is UNPRINTED:
+        now, self._now = self._now, None
+        if now is None or now is UNPRINTED:
             return
         begun = self._clock()
-        now.inputs, now.over = inputs, True
         now.weights.append(_sample(self._params, now.step))
         self._waiting.append(now)
         self._settle()
@@ -378,34 +345,22 @@ class StepPrints(Observer):
 
     def _logged(self, step: int, values: Mapping[str, Any]) -> None:
         """The script logged numbers of a step."""
-        candidates = [self._now, *reversed(self._waiting)]
-        one = next((one for one in candidates if one is not None and one.step == step and not one.begins), UNPRINTED)
-        if one is UNPRINTED:
+        for one in (self._now, *reversed(self._waiting)):
+            if one is None or one.begins or one.step != step:
+                continue
+            for field_, role in (("loss", Role.LOSS), ("size", Role.NORM)):
+                name = find_channel(values, role)
+                if name is not None and isinstance(values[name], float):
+                    one.known[field_] = values[name]
             return
-        for field_, role in (("loss", Role.LOSS), ("size", Role.NORM)):
-            name = find_channel(values, role)
-            if name is not None and isinstance(values[name], float):
-                one.known[field_] = values[name]
 
     def _read_options(self, now: _Step, optimizer: Any) -> None:
-        groups = [] if optimizer is None else [group for one in (optimizer, *self._others) for group in one.param_groups]
-        if not groups:
-            return
-        if len(groups) > MOST_GROUPS:
-            first = now.step % len(groups)
-            groups = [groups[0], *(groups[first:] + groups[:first])[: MOST_GROUPS - 1]]
-        rows = [[(name, _plain(value)) for name, value in group.items() if name != "params"] for group in groups]
-        now.known.update(options=_digest(rows), lr=_lr_of(groups))
-
-
-def _digest(rows: Any, before: int = 0) -> int:
-    """16 bits, never 0."""
-    return (zlib.crc32(repr(rows).encode(), before) & 0xFFFF) or 1
-
-
-def _lr_of(groups: Sequence[Mapping[str, Any]]) -> float:
-    lr = _plain(groups[0].get("lr"))
-    return float(lr) if isinstance(lr, int | float) else math.nan
+        groups = [] if optimizer is None else [group for one in self._training.optimizers for group in one.param_groups]
+        if groups:
+            told = [[_plain(group[name]) for name in TOLD if name in group] for group in _chosen(groups, now.step)]
+            lr = _plain(groups[0].get("lr"))
+            now.known["options"] = (zlib.crc32(repr(told).encode()) & 0xFFFF) or 1
+            now.known["lr"] = float(lr) if isinstance(lr, int | float) else math.nan
 
 
 def _plain(value: Any) -> Any:
@@ -419,28 +374,21 @@ def _plain(value: Any) -> Any:
     return type(value).__name__
 
 
-def _params(optimizer: Any, models: Sequence[Any]) -> list[Any]:
-    if optimizer is None:
-        return [p for model in models for p in model.parameters() if p.requires_grad]
-    return [p for group in optimizer.param_groups for p in group["params"] if p.requires_grad]
-
-
-def _chosen(params: Sequence[Any], step: int) -> list[Any]:
-    """The tensors that are looked at in this step: other ones at every step, and the same in a replay."""
-    if len(params) <= TENSORS:
-        return list(params)
-    first = step * TENSORS % len(params)
-    return [params[(first + i) % len(params)] for i in range(TENSORS)]
+def _params(optimizers: Sequence[Any]) -> list[Any]:
+    groups = [group for one in optimizers for group in one.param_groups]
+    return [p for group in groups for p in group["params"] if p.requires_grad]
 
 
 def _sample(params: Sequence[Any], step: int) -> Snapshot:
     return Snapshot(_chosen(params, step), ELEMENTS, step)
 
 
-def _is_one(one: Any, optimizer: Any) -> bool:
-    """Whether two optimizers step the same parameters (one may wrap the other)."""
-    groups, known = one.param_groups, optimizer.param_groups
-    return groups is known or bool(groups and known and groups[0] is known[0])
+def _chosen(things: Sequence[Any], step: int) -> list[Any]:
+    """The tensors, or groups, that are looked at in this step: other ones at every step, and the same in a replay."""
+    if len(things) <= TENSORS:
+        return list(things)
+    first = step * TENSORS % len(things)
+    return [things[(first + i) % len(things)] for i in range(TENSORS)]
 
 
 def is_captured() -> bool:
@@ -469,7 +417,7 @@ def arithmetic(device: str) -> dict[str, Any]:
         "device": device,
         "threads": torch.get_num_threads(),
         "cpu": torch.backends.cpu.get_cpu_capability(),
-        "processor": _processor(),
+        "processor": _told_in("/proc/cpuinfo", "model name"),  # libraries of linear algebra choose by it
         "kernel": os.uname().release,
         "build": f"{zlib.crc32(torch.__config__.show().encode()):08x}",  # compiler, MKL and oneDNN with their versions
         "deterministic": torch.are_deterministic_algorithms_enabled(),
@@ -477,7 +425,7 @@ def arithmetic(device: str) -> dict[str, Any]:
     if device.startswith("cuda"):
         found |= {
             "device name": torch.cuda.get_device_name(),
-            "driver": _driver(),
+            "driver": _told_in("/proc/driver/nvidia/version", "NVRM"),
             "cuda": str(torch.version.cuda),
             "nccl": ".".join(map(str, torch.cuda.nccl.version())) if torch.distributed.is_nccl_available() else "",
             "cudnn": torch.backends.cudnn.version(),
@@ -488,19 +436,10 @@ def arithmetic(device: str) -> dict[str, Any]:
     return found
 
 
-def _driver() -> str:
-    """The version of the kernel's NVIDIA module."""
+def _told_in(path: str, name: str) -> str:
+    """What the first line that begins so says behind its colon; "" where there is none."""
     try:
-        with open("/proc/driver/nvidia/version", encoding="utf-8", errors="replace") as file:
-            return file.readline().partition(":")[2].strip()
-    except OSError:
-        return ""
-
-
-def _processor() -> str:
-    """The model of the processor: libraries of linear algebra choose by it."""
-    try:
-        with open("/proc/cpuinfo", encoding="utf-8", errors="replace") as table:
-            return next((line.partition(":")[2].strip() for line in table if line.startswith("model name")), "")
+        with open(path, encoding="utf-8", errors="replace") as table:
+            return next((line.partition(":")[2].strip() for line in table if line.startswith(name)), "")
     except OSError:
         return ""

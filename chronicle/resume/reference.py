@@ -11,15 +11,15 @@ training does by itself, which every checkpoint carries: what it changed between
 which layers it froze, and the values that its options had (`used`).
 """
 
-import json
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from chronicle.resume.beside import StateFiles
 from chronicle.resume.checks.check import Check, attempt
-from chronicle.resume.checks.memory import check_memory, check_mode
+from chronicle.resume.checks.memory import check_memory
 from chronicle.resume.contract import Expectation
 from chronicle.resume.events import Loaded, Saved, StepBegins
 from chronicle.resume.fingerprint import groups_of
@@ -30,8 +30,6 @@ from chronicle.resume.rules import judge
 from chronicle.resume.trained import check_trained
 
 VERSION = 1
-NUM_KEPT = 64  # files of one launch and rank
-NUM_RANKS = 8  # that keep theirs; the others read rank 0's
 NUM_HABITS = 64
 
 Place = tuple[str, str]  # name of a check, and where
@@ -52,20 +50,17 @@ class Reference(Observer):
         describe: Callable[[], Memory],
         failed: Callable[[str, str], None] = lambda where, why: None,
     ) -> None:
-        self._directory = directory
-        self._rank = rank
+        self._files = StateFiles(directory, rank, version=VERSION)
         self._describe, self._failed = describe, failed
         self._saved: Memory | None = None  # the state whose next step is awaited
         self._frozen: list[str] = []  # which parameters took no gradient, one after the other
-        self._kept: list[Path] = []
         self.habits: tuple[str, ...] = ()  # names of what this training has changed between a save and its next step
         self.options = OptionValues()
 
     def saved(self, event: Saved) -> None:
         """The step after it is awaited."""
         if event.is_of_now and event.memory is not None:
-            keeps = self._directory is not None and self._rank < NUM_RANKS
-            self._saved = event.memory if keeps and event.memory.state_id else None
+            self._saved = event.memory if self._files.keeps and event.memory.state_id else None
 
     def loaded(self, event: Loaded) -> None:
         """The next step follows no save."""
@@ -87,11 +82,11 @@ class Reference(Observer):
     def step_begins(self, event: StepBegins) -> Rest:
         """The first step after a save is about to be taken: keep what is no longer as it was saved."""
         saved, self._saved = self._saved, None
-        if saved is not None and self._directory is not None:
-            self._keep(self._directory, saved)
+        if saved is not None:
+            self._keep(saved)
         return RESTS
 
-    def _keep(self, directory: Path, saved: Memory) -> None:
+    def _keep(self, saved: Memory) -> None:
         found = _light(self._describe())
         for part, why in found.unknown.items():
             if part not in saved.unknown:
@@ -105,20 +100,14 @@ class Reference(Observer):
                 self._failed(f"check of {check.name} after a save", check.error)
         wrong = [check.name for check in checks if not check.ok]
         self.habits = tuple(dict.fromkeys((*self.habits, *wrong)))[:NUM_HABITS]
-        record = {"v": VERSION, **({"memory": found.to_json()} if wrong else {})}
-        directory.mkdir(parents=True, exist_ok=True)
-        path = directory / f"{saved.state_id}.{self._rank}"
-        path.write_text(json.dumps(record, separators=(",", ":"), default=str) + "\n", encoding="utf-8")
-        self._kept.append(path)
-        if len(self._kept) > NUM_KEPT:
-            self._kept.pop(0).unlink(missing_ok=True)
+        self._files.write(saved.state_id, {"memory": found.to_json()} if wrong else {})
 
     def compare(self, expected: Expectation, memory: Memory, found: Memory) -> tuple[bool, set[Place], list[Check]]:
         """Whether the next step after this save was seen; what is as it was there; and what differs from it.
 
         Of a rank that did not save itself, it is what rank 0 saw, as the description of the checkpoint is.
         """
-        record = self._read(memory)
+        record = self._files.read(memory.state_id) or self._files.read(memory.state_id, rank=0)
         if not isinstance(record.get("memory"), dict):
             return bool(record), set(), []
         then = Memory.from_json(record["memory"])
@@ -128,22 +117,11 @@ class Reference(Observer):
         at_save = _compare(replace(expected, memory=_light(memory)), found)
         return True, {place for check in at_save if (place := (check.name, check.where)) not in places}, wrong
 
-    def _read(self, memory: Memory) -> dict[str, Any]:
-        if self._directory is None or not memory.state_id:
-            return {}
-        own = self._directory / f"{memory.state_id}.{self._rank}"
-        try:
-            record = json.loads((own if own.exists() else own.with_suffix(".0")).read_text(encoding="utf-8"))
-        except (OSError, ValueError):
-            return {}
-        return record if isinstance(record, dict) and record.get("v") == VERSION else {}
-
 
 def _light(memory: Memory) -> Memory:
     """Of the digests only the weights': moments are the same until the step, what is registered is compared at the load."""
-    groups = tuple(replace(group, moment_norm=None) for group in memory.groups)
     ranks = tuple(RankDigest(rank=one.rank, weights=one.weights) for one in memory.ranks if one.weights)
-    return replace(memory, ranks=ranks, groups=groups, averages={}, objects={})
+    return replace(memory, ranks=ranks, averages={}, objects={})
 
 
 def _compare(expected: Expectation, found: Memory) -> Iterator[Check]:
@@ -151,7 +129,6 @@ def _compare(expected: Expectation, found: Memory) -> Iterator[Check]:
     memory = expected.memory
     assert memory is not None
     yield from attempt("memory", "M1", lambda: check_memory(expected, found, at_first_step=True))
-    yield from attempt("training mode", "M1", lambda: check_mode(expected, found))
     yield from attempt("what is trained", "M6", lambda: check_trained(expected, found))
     if memory.frozen and found.frozen:
         yield judge(expected, "frozen parameters", memory.frozen, found.frozen)

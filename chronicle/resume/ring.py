@@ -8,18 +8,16 @@ newest print takes the place of the oldest. A print holds:
     flags      whether this print begins a launch or follows a load, and whether loss and labels were seen (`SeenParts`); any
                other field that is not 0 was seen
     batches    micro-batches of the step, at most 255
-    check      checksum of the print: a place that was cut by a crash is no print
     batch      digest of all bits of the micro-batches that were handed to the model, in their order
     gradient   digest of a sample of the gradients, before the optimizer steps
     weights    digest of a sample of the weights, after it
     size       the norm of the gradient, as it was logged for this step (torch's has 32 bits, too)
     torch      torch's generators (those of devices too) when the first micro-batch entered
     python     Python's generator then, numpy: NumPy's global one
-    options    learning rates and other numbers of all parameter groups
-    modes      how the models are set when the first micro-batch enters (training or evaluation, dropout, frozen weights,
-               autocast)
+    options    LR, weight decay, betas, eps and momentum of the parameter groups, as they were used
     lr         LR of the first group
     loss       as it was logged for this step, in full precision
+    check      checksum of the print: a place that was cut by a crash is no print
 
 Equal prints of one step mean: equal input, equal arithmetic, equal result, as far as samples tell. The file is written without
 fsync: it survives a killed process, not a power cut. No torch here.
@@ -38,12 +36,11 @@ from typing import Any
 
 from chronicle.errors import ChronicleError
 
-VERSION = 6
+VERSION = 7
 HEADER_BYTES = 1024
-LAYOUT = struct.Struct("<IIBBHQQIfIHHHH4xfd")  # 4 bytes were a checksum of the model's output
-HEAD = struct.Struct("<IIB")  # step, seq, flags
-CHECK_AT, CHECK_END = 10, 12
-PRINT_BYTES = LAYOUT.size
+BODY = struct.Struct("<IIHBxQQIfIHHHxxfd")  # a checksum of 4 bytes follows
+HEAD = struct.Struct("<IIH")  # step, seq, flags
+PRINT_BYTES = BODY.size + 4
 MANY = 0xFFFFFFFF
 LARGEST_NORM = 3.4e38  # of 32 bits
 CAPACITY = 65_536  # prints: 4 MiB a rank
@@ -60,7 +57,6 @@ class SeenParts(IntFlag):
     OPTIONS = 32
     LOSS = 64
     TARGETS = 128  # the batch is known with what the loss is computed from: labels too
-    MODES = 512
     NORM = 1024
 
 
@@ -73,7 +69,6 @@ BY_FIELD = {
     "weights": SeenParts.WEIGHTS,
     "torch": SeenParts.GENERATORS,
     "options": SeenParts.OPTIONS,
-    "modes": SeenParts.MODES,
     "size": SeenParts.NORM,
 }
 
@@ -94,51 +89,33 @@ class Print:
     python: int = 0
     numpy: int = 0
     options: int = 0
-    modes: int = 0
     lr: float = 0.0
     loss: float = math.nan
 
     def pack(self, seq: int = 0) -> bytes:
         """The 64 bytes, as print number `seq` of its file."""
-        blob = LAYOUT.pack(
-            self.step,
-            seq & MANY,
-            self.seen & STORED,
-            min(255, self.batches),
-            0,
-            self.batch,
-            self.gradient,
-            self.weights & MANY,
-            max(min(self.size, LARGEST_NORM), -LARGEST_NORM),  # NaN stays what it is
-            self.torch,
-            self.python,
-            self.numpy,
-            self.options,
-            self.modes,
-            self.lr,
-            self.loss,
-        )
-        return blob[:CHECK_AT] + _check(blob) + blob[CHECK_END:]
+        kept = {
+            "seq": seq & MANY,
+            "seen": self.seen & STORED,
+            "batches": min(255, self.batches),
+            "weights": self.weights & MANY,
+            "size": max(min(self.size, LARGEST_NORM), -LARGEST_NORM),  # NaN stays what it is
+        }
+        body = BODY.pack(*(kept.get(name, getattr(self, name)) for name in self.__slots__))
+        return body + zlib.crc32(body).to_bytes(4, "little")
 
     @classmethod
     def unpack(cls, blob: bytes) -> "Print | None":
         """The print in these 64 bytes; None for an empty place and for one that was cut."""
-        if len(blob) < PRINT_BYTES or not any(blob):
+        body, check = blob[: BODY.size], blob[BODY.size : PRINT_BYTES]
+        if len(blob) < PRINT_BYTES or zlib.crc32(body).to_bytes(4, "little") != check:
             return None
-        if blob[CHECK_AT:CHECK_END] != _check(blob[:CHECK_AT] + b"\0\0" + blob[CHECK_END:]):
-            return None
-        values = list(LAYOUT.unpack(blob))
-        del values[4]  # the checksum
-        found = dict(zip(cls.__slots__, values, strict=True))
+        found = dict(zip(cls.__slots__, BODY.unpack(body), strict=True))
         seen = SeenParts(found["seen"])
         for name, part in BY_FIELD.items():
             if found[name] != 0:
                 seen |= part
         return cls(**{**found, "seen": seen})
-
-
-def _check(blob: bytes) -> bytes:
-    return ((zlib.crc32(blob) & 0xFFFF) or 1).to_bytes(2, "little")
 
 
 def ring_path(launch_dir: Path, rank: int) -> Path:

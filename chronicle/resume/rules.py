@@ -14,7 +14,6 @@ from chronicle.resume.checks.check import Check, Outcome
 from chronicle.resume.contract import Expectation
 
 SAME = 1e-9  # relative tolerance: the same program on the same state
-NORM = 1e-4  # of a reduction, which may be summed in another order
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,7 +24,6 @@ class Rule:
     where: str
     cause: str
     accepted: str = ""
-    tolerance: float = SAME
 
 
 def _meant(code: str, where: str, cause: str, accepted: str) -> Rule:
@@ -41,7 +39,6 @@ RULES: Mapping[str, Rule] = {
     "optimizer step": Rule(
         "M1", "`step` of the optimizer's per-parameter state (smallest, largest)", "state of another step was loaded"
     ),
-    "first moments": Rule("M1", "", "moments of another step, or of other parameters", tolerance=NORM),
     "parameters with state": Rule("M1", "", "part of the optimizer state was dropped"),
     "weights": Rule("M1", "", "the model was not restored, or changed after the load"),
     "optimizer moments": Rule("M1", "", "the optimizer state was not restored, or belongs to other parameters"),
@@ -147,19 +144,19 @@ def judge(
     before, after = map(show or text_of, (saved, found))
     words = {"name": name, "code": row.code, "expected": before, "found": after, "where": where or row.where}
     accepted = row.accepted.format(key)
-    if is_near(saved, found, row.tolerance):
+    if is_near(saved, found):
         return Check(**words, outcome=Outcome.EQUAL)
     if accepted and (expected.accepts(accepted) or name in expected.accepted):
         return Check(**words, outcome=Outcome.NOTED, cause=f"{before} → {after}, accepted as `{accepted}`")
     return Check(**words, outcome=Outcome.DIFFERENT, cause=cause or row.cause.format(key), accepted=accepted)
 
 
-def is_near(a: Any, b: Any, tolerance: float = SAME) -> bool:
+def is_near(a: Any, b: Any) -> bool:
     """Whether two plain values are equal; numbers within a relative tolerance."""
     if isinstance(a, bool) or isinstance(b, bool):
         return bool(a == b)
     if isinstance(a, int | float) and isinstance(b, int | float):
-        return a == b or math.isclose(a, b, rel_tol=tolerance, abs_tol=0.0)
+        return a == b or math.isclose(a, b, rel_tol=SAME, abs_tol=0.0)
     return bool(a == b)
 
 

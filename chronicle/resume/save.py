@@ -19,12 +19,13 @@ from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
-from chronicle.journal.events import CheckpointSaved, FileDigest
+from chronicle.journal.events import CheckpointSaved, FileDigest, StateSaved
+from chronicle.resume.events import Saved
 from chronicle.resume.faults import last_resort, shield
 from chronicle.resume.journal import GuardJournal
 from chronicle.resume.memory import MEMORY_VERSION, Memory, RankDigest
 from chronicle.resume.verdict import Ranks
-from chronicle.resume.writers import foreign_owner
+from chronicle.resume.written import Head, say_other_weights
 from rollback.checkpoint.layout import ACCELERATE_STATE_DIR
 from rollback.checkpoint.listing import open_checkpoint
 from rollback.checkpoint.manifest import (
@@ -58,11 +59,54 @@ class Sealer:
         self.ranks, self.journal = ranks, journal
         self._failed, self._compare = failed, compare
         self._threads: list[threading.Thread] = []
+        self._told_weights = False  # that a save holds others
         self._names: dict[str, str] = {}  # files of the last save, by their names without numbers
         self._deadline = float("inf")  # of waiting for other ranks, on the monotonic clock
         # daemon threads and this hook: threads that Python joins before `atexit` could not be told to hurry
         reference = weakref.ref(self)
         atexit.register(shield(lambda: _finish(reference), functools.partial(failed, "exit")))
+
+    def record(self, event: Saved, path: Path | None, memory: Memory) -> None:
+        """A state was saved at `path`, or (None) written by torch: one entry in the journal, and a manifest in a directory."""
+        honours = list(memory.honours) or None
+        if path is None:
+            saved = StateSaved(
+                step=memory.step,
+                identity=memory.state_id,
+                run_id=str(memory.identity.get("run_id") or ""),
+                honours=honours,
+                spoilt=memory.spoilt,
+                weights=next((one.weights for one in memory.ranks), ""),
+                state=event.digest,
+                optimizers=list(memory.optimizers) or None,
+            )
+            self.journal.write(saved, step=memory.step, title="state taken")
+        elif path.is_file():  # nothing is written beside it; its digest comes later
+            told = CheckpointSaved(
+                path=str(path),
+                identity=memory.state_id,
+                step=memory.step,
+                digests="pending",
+                honours=honours,
+                spoilt=memory.spoilt,
+            )
+            entry = self.journal.write(told, step=memory.step, title=f"checkpoint {path.name}")
+            if entry is not None:
+                self.later(lambda: self._write_digest(path, memory.step, entry))
+        else:
+            self.seal(path, memory, event.seconds, event.before)
+
+    def compare_weights(self, path: Path, kept: Mapping[str, Head], step: int | None) -> None:
+        """Are the weights that lie there those of memory (`kept`)? Said once a launch."""
+
+        def compare() -> None:
+            text = say_other_weights(path, kept)
+            if text and not self._told_weights:
+                self._told_weights = True
+                self.journal.tell("save-differs", text, step=step, said=text)
+
+        if kept:
+            self.later(compare)
 
     def seal(
         self,
@@ -100,17 +144,6 @@ class Sealer:
         """The digests that arrive within a second."""
         soon = time.monotonic() + WAIT_FOR_RANKS_SECONDS
         return self.ranks.collect(prefix, own, lambda: soon)
-
-    def seal_file(
-        self, path: Path, *, step: int | None, honours: Sequence[str] = (), identity: str = "", spoilt: str = ""
-    ) -> None:
-        """Record a checkpoint that is one file: its entry now, its digest later. No file is written beside it."""
-        event = CheckpointSaved(
-            path=str(path), identity=identity, step=step, digests="pending", honours=list(honours) or None, spoilt=spoilt
-        )
-        saved = self.journal.write(event, step=step, title=f"checkpoint {path.name}")
-        if saved is not None:
-            self.later(lambda: self._write_digest(path, step, saved))
 
     def _write_digest(self, path: Path, step: int | None, saved: str) -> None:
         sha256, crc32 = digest_file(path)
@@ -214,6 +247,19 @@ def read_memory(root: Path) -> Memory | None:
         what = f"`{root / MANIFEST_NAME}` describes memory in version {version}: version {MEMORY_VERSION} is known"
         raise OtherVersion(what, "use a newer chronicle")
     return Memory.from_json(manifest.memory)
+
+
+def foreign_owner(root: Path, identity: Mapping[str, Any]) -> str:
+    """The other run whose checkpoint was in this directory until now, in words; "" when it was ours or there was none."""
+    try:
+        manifest = read_manifest(root)
+    except (RollbackError, OSError):
+        return ""
+    memory = manifest.memory if manifest is not None else None
+    owner: Any = (memory or {}).get("identity") or {}
+    if not owner.get("run_id") or not identity.get("run_id") or owner["run_id"] == identity["run_id"]:
+        return ""
+    return f"run {owner.get('run') or owner['run_id']} (launch {owner.get('launch')}, step {owner.get('step')})"
 
 
 def files_in(root: Path) -> dict[str, tuple[int, int]]:

@@ -24,7 +24,6 @@ from chronicle.resume.hub import RESTS, Observer, Rest
 from chronicle.resume.learning_rate import forecast_lrs
 from chronicle.resume.training import Training
 
-MOST_LOOKED_AT = 2_000_000_000  # elements of the gradients on an accelerator that are looked at; on a CPU a tenth
 PRECISIONS = {"bfloat16": "bf16", "float16": "fp16", "no": "fp32", "float32": "fp32", "bf16-mixed": "bf16", "16-mixed": "fp16"}
 FORMS = {"parquet", "json", "csv", "text", "generator", "arrow", "pandas", "imagefolder", "audiofolder", "webdataset"}
 
@@ -109,7 +108,6 @@ class SelfReport(Observer):
             "device": str(device["id"])[:80],
             "params_local": sum(count_parameters(unwrapped(model)).local for model in live.models),
             "first_batch_digest": first[0] if first else None,
-            "gradients_finite": _gradients_finite(live),
         }
 
     def _record(self, evidence: RankEvidence, live: LiveState, about: Mapping[str, Any], precision: str | None) -> None:
@@ -173,19 +171,6 @@ def _count(live: LiveState) -> int | None:
     if flat or ("fsdp" in sharding and whole == sum(count.local for count in counts)):
         return None  # flat shards: this rank's part is all that is seen
     return whole
-
-
-def _gradients_finite(live: LiveState) -> bool | None:
-    """Whether every gradient of this rank is finite; None where there is none, or too many to look at."""
-    import torch
-
-    gradients = [p.grad for model in live.models for p in model.parameters() if p.grad is not None and not p.grad.is_sparse]
-    most = MOST_LOOKED_AT if gradients and gradients[0].device.type != "cpu" else MOST_LOOKED_AT // 10
-    if not gradients or sum(gradient.numel() for gradient in gradients) > most:
-        return None
-    with torch.no_grad():
-        local = [getattr(gradient, "_local_tensor", gradient) for gradient in gradients]
-        return all(bool(torch.isfinite(gradient).all()) for gradient in local)  # a sum could overflow in half precision
 
 
 def _facts(live: LiveState, first_batch: FirstBatch, ranks: list[RankFacts]) -> TrainerFacts:

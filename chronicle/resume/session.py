@@ -11,7 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from chronicle.journal.events import GuardAttached, Incident, StateSaved
+from chronicle.journal.events import GuardAttached
 from chronicle.resume.allowed import SPLIT
 from chronicle.resume.checks.check import Check, Outcome, failed
 from chronicle.resume.contract import Options
@@ -30,15 +30,15 @@ from chronicle.resume.events import (
     StepBegins,
 )
 from chronicle.resume.faults import Containment, reason_of
-from chronicle.resume.fingerprint import LiveState, optimizer_steps
+from chronicle.resume.fingerprint import LiveState
 from chronicle.resume.first_step import FirstStep
+from chronicle.resume.learning_rate import lrs_of
 from chronicle.resume.memory import Memory
 from chronicle.resume.parts import Parts
 from chronicle.resume.rehearsal import asked_of, hold_after_save
 from chronicle.resume.save import checkpoint_root
 from chronicle.resume.training import Training
 from chronicle.resume.verdict import Ranks, run_checks
-from chronicle.resume.written import say_other_weights
 from rollback.channels import Role, canonical_name, canonical_of
 
 
@@ -68,8 +68,8 @@ class GuardSession(Parts):
         self._is_loading = False
         self._trains = False  # the framework said that it trains from the load
         self._joint = False  # every rank takes part in the load, so that they may talk to each other
-        self._told_weights = False  # that a save holds others: once a launch
         self._in_step, self._in_change = self.contained("step"), self.contained("save")
+        self._in_envelope = Containment(self.envelope.failed)
 
     # ---- what an adapter asks -------------------------------------------------------------------------------------
 
@@ -79,46 +79,14 @@ class GuardSession(Parts):
         return self.training.step
 
     @property
-    def waits_for_first_step(self) -> bool:
-        """Whether no step was taken yet, in this launch or since its latest load."""
-        return not self.training.has_stepped
-
-    @property
     def has_begun(self) -> bool:
         """Whether a batch of the training entered the model, or a step was taken, in this launch or since its latest load."""
         return self.training.has_stepped or self.batches.has_seen
 
     @property
-    def stepped_unseen(self) -> bool:
-        """Whether the optimizers' counters are beyond what was loaded, or beyond the one step that allocates their state."""
-        if self.training.has_stepped:
-            return False
-        taken, memory = optimizer_steps(self.training.observe().optimizers), self.start.memory
-        loaded = 1
-        if self.start.resumed:
-            if memory is None or memory.step is None:
-                return False
-            loaded = memory.step
-        return taken is not None and taken[1] > loaded
-
-    @property
     def off(self) -> bool:
         """Whether the guard was switched off for this launch."""
         return self.training.off
-
-    @property
-    def retired(self) -> bool:
-        """Whether it does nothing more in this launch."""
-        return self.training.retired
-
-    @property
-    def identity(self) -> str:
-        """Id of the state that was described last: what the newest checkpoint carries."""
-        return str(self.describer.identity.get("id") or "")
-
-    def contained(self, where: str) -> Containment:
-        """A context for code of the guard: an error in it is recorded and never raised into training; a refusal is."""
-        return self.training.contained(where)
 
     def describe(self, seen: str | None = None) -> Memory:
         """Memory as it is now, for a checkpoint that is being saved. `seen`: the position in the data at the save, when that
@@ -131,10 +99,6 @@ class GuardSession(Parts):
         """Steps are announced by a DeepSpeed engine, which takes the gradients away."""
         self.engine_steps = True
         self.first_gradient.come_by_hooks()
-
-    def attached_late(self, why: str) -> None:
-        """State was loaded, or steps were taken, before the guard was there; `why` says what shows it."""
-        self.start.learn(state_loaded=True, no_basis=f"{why} when `attach` was called: call it before the load")
 
     def retire(self) -> None:
         """The guard could not be set up completely, or another session took over: it does nothing more in this launch."""
@@ -192,9 +156,8 @@ class GuardSession(Parts):
 
     def _reopen(self) -> None:
         """The next optimizer step is a first one."""
-        again = self.training.has_ever_stepped
         self.training.reopen()
-        self.hub.tell(Loaded(again=again))
+        self.hub.tell(Loaded(again=self.training.has_ever_stepped))
 
     def _logged(self, event: Logged) -> None:
         """Of a warm-up that the guard applies, the LR that is really used."""
@@ -216,53 +179,17 @@ class GuardSession(Parts):
             self.unregistered.written(path)
             try:
                 memory = event.memory if event.memory is not None else self.describe()
-                self._record(event, path, memory)
+                if event.is_over:
+                    self.sealer.record(event, path, memory)
             except Exception as problem:
                 text = f"`{event.path}` was saved, but its manifest could not be written ({reason_of(problem)})"
                 self.journal.say("save", f"{text}; training goes on")
                 raise
             is_of_now = event.is_of_now and self.describer.is_of_now(memory)
             if is_of_now and event.is_over and path is not None:
-                self._compare_weights(path, memory.step)
+                self.sealer.compare_weights(path, self.describer.heads, memory.step)
             if path is not None or memory.step is not None:
                 self.hub.tell(replace(event, memory=memory, is_of_now=is_of_now))
-
-    def _record(self, event: Saved, path: Path | None, memory: Memory) -> None:
-        if not event.is_over:
-            return
-        if path is None:
-            saved = StateSaved(
-                step=memory.step,
-                identity=memory.state_id,
-                run_id=str(memory.identity.get("run_id") or ""),
-                honours=list(memory.honours) or None,
-                spoilt=memory.spoilt,
-                weights=next((one.weights for one in memory.ranks), ""),
-                state=event.digest,
-                optimizers=list(memory.optimizers) or None,
-            )
-            self.journal.write(saved, step=memory.step, title="state taken")
-        elif path.is_file():
-            self.sealer.seal_file(
-                path, step=memory.step, honours=memory.honours, identity=memory.state_id, spoilt=memory.spoilt
-            )
-        else:
-            self.sealer.seal(path, memory, event.seconds, event.before)
-
-    def _compare_weights(self, path: Path, step: int | None) -> None:
-        """The state that was described last lies there: are its weights those of memory?"""
-        kept = self.describer.heads
-
-        def compare() -> None:
-            text = say_other_weights(path, kept)
-            if text and not self._told_weights:
-                self._told_weights = True
-                self.journal.say("weights of the save", text)
-                event = Incident(kind="save-differs", tier="warn", text=text, onset_step=step, launch=self.journal.launch)
-                self.journal.write(event, step=step, title=f"warn: save-differs: {text}")
-
-        if kept:
-            self.sealer.later(compare)
 
     # ---- a load ---------------------------------------------------------------------------------------------------
 
@@ -382,7 +309,7 @@ class GuardSession(Parts):
         """
         if self.training.has_stepped or self._is_loading or self.off:
             return
-        if self.start.resumed and self.start.expectation is not None and (surely or self.stepped_unseen):
+        if self.start.resumed and self.start.expectation is not None and (surely or self.training.has_stepped_unseen):
             self._forget("step", NO_STEP_SEEN)
 
     # ---- a step ---------------------------------------------------------------------------------------------------
@@ -397,8 +324,9 @@ class GuardSession(Parts):
             hold_after_save(self.way_out.saved_steps[-1], self._hold, self.prints.end)
         if not self._is_loading and not training.retired:
             self._take_step(event)
-        if not training.off:
-            self.envelope.before_step(event.optimizer, event.engine)
+        if not training.off and not self.envelope.off:
+            with self._in_envelope:
+                self.envelope.before_step(event)
 
     def _take_step(self, event: StepBegins) -> None:
         training, optimizer = self.training, event.optimizer
@@ -432,7 +360,7 @@ class GuardSession(Parts):
         return bool(concerned)
 
     def _watch(self, event: StepBegins) -> list[Check]:
-        training, lrs = self.training, self.training.lrs()
+        training, lrs = self.training, lrs_of(self.training.optimizers)
         gradient = Gradient.READY
         if self._gradients_later:
             gradient = Gradient.TOLD
@@ -455,7 +383,7 @@ class GuardSession(Parts):
         with self._in_step:
             if training.live().scaler is None:
                 checks += self._first_step.compare_gradient(optimizer)
-            lrs, step = training.lrs(), training.step
+            lrs, step = lrs_of(training.optimizers), training.step
             self.hub.tell(GradientReady(optimizer=optimizer, step=step, lrs=lrs, gradient=Gradient.TOLD))
         self._judge_here(checks)
 

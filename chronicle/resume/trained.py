@@ -1,7 +1,8 @@
 """What is trained, as the guard records it at a save and compares it at a resume: the field `trained` of `Memory`.
 
-It holds the configuration of the models (`configuration.py`), dataset, order and shape of the batches (`feed.py`), the full
-state of the schedulers, and gradients that were left over. `TrainedWatch` makes the record before the first step and again at
+Flat facts (row -> name -> value) say what the models are (`configuration.py`), dataset and order (`feed.py`), the trainer's
+arguments, how averages forget, and the state of the schedulers. Beside them stand modes,
+the shape of the batches, and gradients that were left over. `TrainedWatch` makes the record before the first step and again at
 every save, so that values which move while a launch trains (counters, caches, annealed factors) are known and not compared.
 Nothing is done at a step.
 
@@ -17,20 +18,25 @@ import weakref
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from chronicle.resume.checks.check import Check, Outcome, noted
+from chronicle.resume.checks.check import Check, not_compared, noted
 from chronicle.resume.configuration import (
+    FIRM,
+    LOOSE,
     SKIPPED,
-    flat_values,
-    model_record,
-    moved_between,
+    TENSOR,
+    Fact,
+    Facts,
+    folded,
+    model_facts,
     other_mode,
     pattern_of,
     plain_value,
+    quietly,
     unwrapped,
 )
 from chronicle.resume.contract import Expectation
 from chronicle.resume.events import BatchEntered, Saved, StepBegins
-from chronicle.resume.feed import LENGTH, ROWS, Shapes, feed_record
+from chronicle.resume.feed import DATASET, LENGTH, ROWS, ROWS_OF_DATASET, Shapes, feed_facts
 from chronicle.resume.fingerprint import LiveState
 from chronicle.resume.horizon import numbers_used_by
 from chronicle.resume.hub import RESTS, Observer, Rest
@@ -38,11 +44,15 @@ from chronicle.resume.memory import Memory
 from chronicle.resume.rules import RULES, is_near, judge
 from chronicle.resume.training import Training
 
-VERSION = 1
+VERSION = 2
 LIBRARIES = ("torch", "transformers", "diffusers", "peft", "timm", "lightning", "accelerate")
 MAKERS = ("torch", "transformers", "diffusers", "deepspeed", "accelerate", "lightning", "pytorch_lightning")  # of schedulers
 # compared elsewhere (position, LRs), or no part of the state
 APART = {"last_epoch", "step_count", "last_lr", "verbose", "optimizer", "lr_lambdas", "num_steps"}
+ARGUMENTS, BATCHES = "arguments of the trainer", "first batches of this rank"
+SCHEDULER, OWN_SCHEDULER = "scheduler_state", "state of a scheduler of another make"
+# The heading under which a difference may be, by the row of a fact: where the two records disagree on the row
+FAMILY = {FIRM: LOOSE, TENSOR: LOOSE, "trainer": ARGUMENTS, "dataset": DATASET, "shuffle": DATASET, ROWS_OF_DATASET: DATASET}
 
 
 _mode_of = operator.attrgetter("training")
@@ -57,7 +67,6 @@ class TrainedWatch(Observer):
         self._training = training
         self.shapes = Shapes()
         self._first: dict[str, Any] = {}
-        self._feed: dict[str, Any] = {}
         self._moved: set[str] = set()
         self._left_over: dict[str, int] = {}
         self._models: list[weakref.ref[Any]] = []  # of the record of this launch
@@ -86,12 +95,6 @@ class TrainedWatch(Observer):
             self._may_be_others = False
         self._modes = list(map(_mode_of, self._modules))
 
-    def modes_of(self, models: Sequence[Any]) -> tuple[bool, ...] | None:
-        """Which models were in training mode at the last step; None where that is not known."""
-        seen = dict(zip(map(id, self._modules), self._modes, strict=True))
-        found = [seen.get(id(unwrapped(model))) for model in models]
-        return None if None in found or not found else tuple(map(bool, found))
-
     def begin(self, live: LiveState, saved: Mapping[str, Any] | None) -> dict[str, Any]:
         """The record right before the first step. What moved in the launch of `saved` is known to move.
 
@@ -101,9 +104,8 @@ class TrainedWatch(Observer):
         self._moved = set((saved or {}).get("moved") or ())
         self._may_be_others = True
         self._first, self._models = self._describe(live), [weakref.ref(model) for model in live.models]
-        self._feed = self._first["feed"]
         if before and same:
-            self._moved |= moved_between(before["model"], self._first["model"])
+            self._moved |= moved_between(before["facts"], self._first["facts"])
         left = {"gradients": self._left_over} if self._left_over else {}
         return {**self._first, "moved": sorted(self._moved), **left}
 
@@ -112,16 +114,19 @@ class TrainedWatch(Observer):
         evaluation. `since_save`: shapes of the batches after the last one."""
         now = self._describe(live)
         now["shape"] = self.shapes.to_json(since_save=since_save)
-        if not now["feed"]:
-            now["feed"] = self._feed  # the loader is not being read
         if self._first:
-            first, modes = self._first["model"]["eval"], dict(zip(map(id, self._modules), self._modes, strict=True))
-            now["model"]["eval"] = other_mode(live.models, modes) if modes else first
-            if now["model"]["eval"] != first:
-                now["model"]["eval_first"] = first
+            if not any(_family(row) == DATASET for row in now["facts"]):  # the loader is not being read
+                now["facts"] |= {row: kept for row, kept in self._first["facts"].items() if _family(row) == DATASET}
+            modes = dict(zip(map(id, self._modules), self._modes, strict=True))
+            for name in ("eval", "training"):
+                now[name] = self._first[name]
+            if modes:
+                now["eval"] = other_mode(live.models, modes)
+                now["training"] = [modes.get(id(unwrapped(model)), bool(model.training)) for model in live.models]
+            if now["eval"] != self._first["eval"]:
+                now["eval_first"] = self._first["eval"]
             self._may_be_others = True
-            self._moved |= moved_between(self._first["model"], now["model"])
-            self._moved |= _moved_in(self._first["feed"], now["feed"])
+            self._moved |= moved_between(self._first["facts"], now["facts"])
         if live.accumulating:
             now["gradients"] = gradients_of(live.models)
         return {**now, "moved": sorted(self._moved)}
@@ -129,15 +134,49 @@ class TrainedWatch(Observer):
     def _describe(self, live: LiveState) -> dict[str, Any]:
         return {
             "v": VERSION,
-            "model": model_record(live.models),
-            "feed": feed_record(live.feed),
+            "facts": folded(_facts_of(live)),
+            "eval": other_mode(live.models),
+            "training": [bool(model.training) for model in live.models],
             "shape": self.shapes.to_json(),
-            "arguments": {name: plain for name, one in live.arguments.items() if (plain := plain_value(one)) is not SKIPPED},
-            "averages": {name: numbers for name, one in live.averages.items() if (numbers := average_numbers(one))},
-            "schedulers": scheduler_states(live),
-            "own_schedulers": [i for i, bound in enumerate(live.schedulers) if is_of_another_make(bound.scheduler)],
             "versions": {name: str(getattr(sys.modules[name], "__version__", "")) for name in LIBRARIES if name in sys.modules},
         }
+
+
+def _facts_of(live: LiveState) -> Iterator[Fact]:
+    yield from model_facts(live.models)
+    yield from feed_facts(live.feed)
+    for name, one in live.arguments.items():
+        if (plain := plain_value(one)) is not SKIPPED:
+            yield "trainer" if OBJECTIVE.search(name) else ARGUMENTS, name, plain
+    for name, average in live.averages.items():
+        for key, number in average_numbers(average).items():
+            yield "average", f"{name}.{key}", number
+    for index, bound in enumerate(live.schedulers):
+        prefix = f"scheduler {index}." if len(live.schedulers) > 1 else "scheduler."
+        row = OWN_SCHEDULER if is_of_another_make(bound.scheduler) else SCHEDULER
+        state = quietly(getattr(bound.scheduler, "state_dict", dict))
+        for key, value in _fields(state) if isinstance(state, Mapping) else ():
+            yield row, prefix + key, value
+
+
+def _family(row: str) -> str:
+    return FAMILY.get(row, row)
+
+
+def moved_between(first: Facts, second: Facts) -> set[str]:
+    """Names (with `*` for places in a stack) of the values of models and dataset that differ between two records of a launch.
+
+    Another dataset is a new one, and says nothing.
+    """
+    before, after = _by_name(first), _by_name(second)
+    names = {key for key in before.keys() | after.keys() if before.get(key) != after.get(key)}
+    is_new = any((DATASET, f"dataset.{key}") in names for key in ("class", "length"))
+    return {pattern_of(name) for family, name in names if family == LOOSE or (family == DATASET and not is_new)}
+
+
+def _by_name(facts: Mapping[str, Mapping[str, Any]]) -> dict[tuple[str, str], tuple[str, Any]]:
+    """Family and name of a fact -> its row and value."""
+    return {(_family(row), name): (row, value) for row, values in facts.items() for name, value in values.items()}
 
 
 def gradients_of(models: Sequence[Any]) -> dict[str, int]:
@@ -152,31 +191,12 @@ def average_numbers(average: Any) -> dict[str, float]:
     return {name: number for function in functions for name, number in numbers_used_by(inspect.unwrap(function))}
 
 
-def scheduler_states(live: LiveState) -> list[dict[str, Any]]:
-    """The plain fields of every scheduler's `state_dict`, with the arguments of functions that make its LRs."""
-    return [_state_of(bound.scheduler) for bound in live.schedulers]
-
-
 def is_of_another_make(scheduler: Any) -> bool:
     """Whether no known library made this scheduler, or only its empty base: its `load_state_dict` may do anything."""
     for base in type(scheduler).__mro__:
         if base.__module__.partition(".")[0] in MAKERS and base.__name__ not in ("LRScheduler", "_LRScheduler"):
             return False
     return True
-
-
-def _state_of(scheduler: Any) -> dict[str, Any]:
-    try:
-        state = scheduler.state_dict()
-    except Exception:  # noqa: BLE001 a scheduler of another make; its position and LRs are compared elsewhere
-        return {}
-    values = dict(_fields(state)) if isinstance(state, Mapping) else {}
-    for index, function in enumerate(getattr(scheduler, "lr_lambdas", None) or ()):
-        arguments = getattr(function, "keywords", None)  # functools.partial, as Transformers makes them
-        for name, value in (arguments or {}).items():
-            if (plain := plain_value(value)) is not SKIPPED:
-                values[f"function {index}.{name}"] = plain
-    return values
 
 
 def _fields(state: Mapping[str, Any], prefix: str = "", depth: int = 0) -> Iterator[tuple[str, Any]]:
@@ -197,22 +217,6 @@ def _number(thing: Any) -> Any:
     return thing
 
 
-def _moved_in(first: Mapping[str, Any], second: Mapping[str, Any]) -> set[str]:
-    """Names of the values of one loader that changed; another dataset is a new one, and says nothing."""
-    before, after = feed_values(first), feed_values(second)
-    if any(before.get(name) != after.get(name) for name in ("dataset.class", "dataset.length")):
-        return set()
-    return {name for name in before.keys() | after.keys() if before.get(name) != after.get(name)}
-
-
-def feed_values(feed: Mapping[str, Any]) -> dict[str, tuple[Any, str]]:
-    """Name of a value of dataset and order -> the value, and its section (`dataset_record`, or `order`)."""
-    values = {f"order.{name}": (value, "order") for name, value in (feed.get("order") or {}).items()}
-    for section, found in (feed.get("dataset") or {}).items():
-        values |= {f"dataset.{name}": (value, section) for name, value in found.items()}
-    return values
-
-
 # ---- what differs ------------------------------------------------------------------------------------------------------
 
 
@@ -230,9 +234,12 @@ OBJECTIVE = re.compile(
     r"label_smoothing|(max|clip)_grad_norm|gradient_(clip|predivide)|prescale|neftune|loss|(^|_)(beta|margin|temperature|gamma|epsilon(_high)?)$"
     r"|^(bf16|fp16|precision|scale_rewards|num_generations|max_(seq_|prompt_|completion_)?length|packing|padding_free)$"
 )
+EQUALS = (  # a row that says what was compared: its name, code, and the rows of the facts
+    ("model configuration", "M6", (FIRM, TENSOR)),
+    ("dataset", "M6", ("dataset", "shuffle")),
+    ("scheduler state", "M1", (SCHEDULER, OWN_SCHEDULER)),
+)
 NUM_NAMED = 12  # differences of one kind that are named; the rest is counted
-MODEL, DATASET, ROWS_OF_DATASET = "attributes of the model", "dataset and order", "rows of the dataset"
-ARGUMENTS, BATCHES = "arguments of the trainer", "first batches of this rank"
 ENOUGH_BATCHES = 3  # of one length
 
 
@@ -242,15 +249,76 @@ def check_trained(expected: Expectation, found: Memory, *, same_data: bool = Fal
     saved = memory.trained if memory else {}
     if memory is None or not saved or not own:
         return
-    moved = frozenset(saved.get("moved") or ()) | frozenset(own.get("moved") or ())
-    yield from _model_checks(expected, saved, own, moved)
-    yield from _told(expected, _in_arguments(saved.get("arguments") or {}, own.get("arguments") or {}))
-    yield from _told(expected, _in_averages(saved.get("averages") or {}, own.get("averages") or {}))
-    yield from _feed_checks(expected, saved, own, moved, same_data)
+    if saved.get("v") != own.get("v"):
+        yield not_compared("what is trained", "M6", "it was recorded by another version of chronicle")
+        return
+    differences = list(_differences(expected, saved, found, same_data))
+    yield from _told(expected, differences)
+    before, after = (record.get("facts") or {} for record in (saved, own))
+    for what, code, rows in EQUALS:
+        num = sum(len(before[row]) for row in rows if row in before and row in after)
+        if num and not any(one.row in rows for one in differences):
+            yield Check(name=what, code=code, expected="as at the save", found=f"equal, {num} values")
+    yield from _mode_checks(expected, saved, own)
     has_split = "global_batch" in memory.topology  # the adapter itself knows the samples per step: they are compared as such
     yield from _told(expected, _in_shapes(saved.get("shape") or {}, own.get("shape") or {}, has_split))
-    yield from _scheduler_checks(expected, memory, found)
     yield from _gradient_checks(saved, own)
+
+
+def _differences(expected: Expectation, saved: Mapping[str, Any], found: Memory, same_data: bool) -> Iterator[Difference]:
+    """The facts that are others now; a whole stack is one name with `*`. What moves by itself is not compared."""
+    one, other = (_by_name(record.get("facts") or {}) for record in (saved, found.trained))
+    moved = {*(saved.get("moved") or ()), *(found.trained.get("moved") or ())}
+    updated = saved.get("versions") != found.trained.get("versions")
+    for key in sorted(one.keys() | other.keys(), key=lambda key: (key[0], pattern_of(key[1]), key[1])):
+        family, name = key
+        if pattern_of(name) in moved or _is_unfolded(one, key) or _is_unfolded(other, key):
+            continue
+        stack = family, pattern_of(name)
+        before, after = one.get(key) or one.get(stack), other.get(key) or other.get(stack)
+        row = _row_of(family, before, after)
+        if row == FIRM and updated and name.endswith("class"):
+            row = LOOSE
+        elif row == ROWS_OF_DATASET and same_data:
+            row = "dataset"
+        elif row in (SCHEDULER, OWN_SCHEDULER):
+            row = _row_of_scheduler(expected, found, row, name, before, after)
+        a, b = (SKIPPED if fact is None else fact[1] for fact in (before, after))
+        if row == TENSOR and not _are_near_tensors(a, b):
+            yield Difference(FIRM, name, a, b)
+        elif row not in ("", TENSOR) and not is_near(a, b):
+            yield Difference(row, name, a, b)
+
+
+def _is_unfolded(facts: Mapping[tuple[str, str], Any], key: tuple[str, str]) -> bool:
+    """Whether the key is a whole stack, and this side names its members one by one: then these are compared."""
+    family, name = key
+    if "*" not in name or key in facts:
+        return False
+    return any(own == family and pattern_of(member) == name for own, member in facts)
+
+
+def _row_of(family: str, before: tuple[str, Any] | None, after: tuple[str, Any] | None) -> str:
+    """What a difference means; "" where it is not compared."""
+    if before is None or after is None:  # a library of another version has more of them, and other arguments
+        row = (before or after or ("", None))[0]
+        return family if family in (LOOSE, DATASET) and row != TENSOR else ""
+    return before[0] if before[0] == after[0] else family
+
+
+def _row_of_scheduler(expected: Expectation, found: Memory, row: str, name: str, before: Any, after: Any) -> str:
+    """A scheduler of the script's own make may compute fields in its load, where it stands where it stood."""
+    memory, ratio = expected.memory, expected.contract.lr_ratio if expected.contract else None
+    assert memory is not None
+    if len(memory.schedulers) != len(found.schedulers):
+        return ""  # that is compared elsewhere
+    if expected.contract is not None:
+        a, b = before[1], after[1]  # `eta_min` is an LR by another name
+        if "lr" in name or (ratio is not None and isinstance(a, float) and is_near(a * ratio, b)):
+            return ""
+    number = re.match(r"scheduler (\d+)", name)
+    is_own = row == OWN_SCHEDULER and _is_in_place(memory, found, int(number[1]) if number else 0)
+    return OWN_SCHEDULER if is_own else SCHEDULER
 
 
 def _told(expected: Expectation, differences: Iterable[Difference]) -> Iterator[Check]:
@@ -277,77 +345,39 @@ def _text(value: Any) -> str:
     return text if len(text) <= 120 else text[:117] + "…"
 
 
-def _equal(name: str, code: str, found: str) -> Check:
-    return Check(name=name, code=code, outcome=Outcome.EQUAL, expected="as at the save", found=f"equal, {found}")
-
-
-# ---- the model -------------------------------------------------------------------------------------------------------
-
-
-def _model_checks(
-    expected: Expectation, saved: Mapping[str, Any], own: Mapping[str, Any], moved: frozenset[str]
-) -> Iterator[Check]:
-    before, after = saved.get("model") or {}, own.get("model") or {}
-    if not before or not after:
-        return
-    updated = saved.get("versions") != own.get("versions")
-    found = [one for one in _in_values(before, after, updated) if pattern_of(one.name) not in moved]
-    found += _in_tensors(before.get("tensors") or {}, after.get("tensors") or {}, moved)
-    yield from _told(expected, found)
-    modes = _in_modes(before.get("eval") or (), after.get("eval") or ())
-    if modes and "eval_first" in before and not _in_modes(before["eval_first"], after.get("eval") or ()):
-        changes = "; ".join(f"`{name}`: {one} → {other}" for _, name, one, other in modes[:NUM_NAMED])
-        cause = f"{changes}: as at the first step of the launch that saved, and not as at its last one"
-        yield noted("module_mode", "M6", where=RULES["module_mode"].where, cause=cause)
-    else:
-        yield from _told(expected, modes)
-    if not modes and all(one.row == MODEL for one in found):
-        yield _equal("model configuration", "M6", f"{len(before.get('modules') or ())} kinds of modules")
-
-
-def _in_values(before: Mapping[str, Any], after: Mapping[str, Any], updated: bool) -> Iterator[Difference]:
-    """Values of the configuration; a whole stack is one name with `*`. `updated`: by a library of another version."""
-    one, other = flat_values(before), flat_values(after)
-    absent = (SKIPPED, True)
-    for name in sorted(one.keys() | other.keys(), key=lambda name: (pattern_of(name), name)):
-        pattern = pattern_of(name)
-        if pattern == name and name not in one and _has_members(name, one):
-            continue  # that side names the members of this stack one by one
-        if pattern == name and name not in other and _has_members(name, other):
-            continue
-        a, is_firm = one.get(name, one.get(pattern, absent))
-        b, is_firm_now = other.get(name, other.get(pattern, absent))
-        if is_near(a, b):
-            continue
-        is_certain = is_firm and is_firm_now and a is not SKIPPED and b is not SKIPPED
-        is_renamed = updated and name.endswith("class")
-        yield Difference("model" if is_certain and not is_renamed else MODEL, name, a, b)
-
-
-def _has_members(pattern: str, values: Mapping[str, Any]) -> bool:
-    return "*" in pattern and any(name != pattern and pattern_of(name) == pattern for name in values)
-
-
-def _in_tensors(before: Mapping[str, Any], after: Mapping[str, Any], moved: frozenset[str]) -> Iterator[Difference]:
-    """Tensors that no checkpoint holds, as far as they have one shape and did not move; last digits may differ."""
-    for name in sorted(before.keys() & after.keys() - moved):
-        (*kind, values), (*kind_now, values_now) = before[name], after[name]
-        if kind == kind_now and not _are_near(values, values_now):
-            yield Difference("model", name, values, values_now)
-
-
-def _are_near(one: Sequence[float | str], other: Sequence[float | str]) -> bool:
-    """Within a thousandth of the largest; infinities and NaN (as text) must be the same."""
-    if len(one) != len(other):
-        return False
-    size = max((abs(value) for value in (*one, *other) if not isinstance(value, str)), default=0.0)
-    for a, b in zip(one, other, strict=True):
+def _are_near_tensors(one: Sequence[Any], other: Sequence[Any]) -> bool:
+    """Within a thousandth of the largest; infinities and NaN (as text) must be the same. Other shapes are not compared."""
+    if one[:2] != other[:2]:
+        return True
+    size = max((abs(value) for value in (*one[2], *other[2]) if not isinstance(value, str)), default=0.0)
+    for a, b in zip(one[2], other[2], strict=True):
         if isinstance(a, str) or isinstance(b, str):
             if a != b:
                 return False
         elif abs(a - b) > 1e-3 * size:
             return False
     return True
+
+
+# ---- modes -----------------------------------------------------------------------------------------------------------
+
+
+def _mode_checks(expected: Expectation, saved: Mapping[str, Any], own: Mapping[str, Any]) -> Iterator[Check]:
+    """The models and their modules are in the mode of the last step before the save."""
+    if own.get("training") and len(saved.get("training") or ()) == len(own["training"]):
+        yield judge(expected, "training mode", *map(_words, (saved["training"], own["training"])))
+    after = own.get("eval") or ()
+    modes = _in_modes(saved.get("eval") or (), after)
+    if not modes or "eval_first" not in saved or _in_modes(saved["eval_first"], after):
+        yield from _told(expected, modes)
+        return
+    changes = "; ".join(f"`{name}`: {one} → {other}" for _, name, one, other in modes[:NUM_NAMED])
+    cause = f"{changes}: as at the first step of the launch that saved, and not as at its last one"
+    yield noted("module_mode", "M6", where=RULES["module_mode"].where, cause=cause)
+
+
+def _words(modes: Sequence[bool]) -> str:
+    return ", ".join("training" if mode else "evaluation" for mode in modes)
 
 
 def _in_modes(before: Sequence[str], after: Sequence[str]) -> list[Difference]:
@@ -361,54 +391,7 @@ def _only(here: Sequence[str], there: Sequence[str]) -> list[str]:
     return [name for name in here if name not in known and pattern_of(name) not in known]
 
 
-def _in_arguments(saved: Mapping[str, Any], own: Mapping[str, Any]) -> Iterator[Difference]:
-    """Arguments of the trainer; those that say how loss and gradient are made must be equal."""
-    for name in sorted(saved.keys() & own.keys()):
-        if not is_near(saved[name], own[name]):
-            yield Difference("trainer" if OBJECTIVE.search(name) else ARGUMENTS, name, saved[name], own[name])
-
-
-def _in_averages(saved: Mapping[str, Any], own: Mapping[str, Any]) -> Iterator[Difference]:
-    """How an average forgets; its weights are compared apart."""
-    for name in sorted(saved.keys() & own.keys()):
-        for key in sorted(saved[name].keys() & own[name].keys()):
-            if not is_near(saved[name][key], own[name][key]):
-                yield Difference("average", f"{name}.{key}", saved[name][key], own[name][key])
-
-
-# ---- data ------------------------------------------------------------------------------------------------------------
-
-
-def _feed_checks(
-    expected: Expectation, saved: Mapping[str, Any], own: Mapping[str, Any], moved: frozenset[str], same_data: bool
-) -> Iterator[Check]:
-    before, after = feed_values(saved.get("feed") or {}), feed_values(own.get("feed") or {})
-    if not before or not after:
-        return
-    found = []
-    for name in sorted(before.keys() | after.keys() - moved):
-        (one, section), (other, section_now) = before.get(name, (SKIPPED, "")), after.get(name, (SKIPPED, ""))
-        if name not in moved and not is_near(one, other):
-            section = section if section == section_now else ""
-            found.append(Difference(_row_of(name, section, one, other, same_data), name, one, other))
-    yield from _told(expected, found)
-    if all(one.row not in RULES for one in found):
-        yield _equal("dataset", "M6", f"{len(before)} values")
-
-
-def _row_of(name: str, section: str, one: Any, other: Any, same_data: bool) -> str:
-    """The row of a value of dataset and order. `section`: where both records have it; "" where one of them lacks it."""
-    if name == "order.shuffle" and section:
-        return "shuffle"
-    if section == "firm" or (section == "files" and _sizes(one) != _sizes(other)):
-        return "dataset"
-    if section == "content":
-        return "dataset" if same_data else ROWS_OF_DATASET
-    return DATASET
-
-
-def _sizes(files: Iterable[Any]) -> list[Any]:
-    return sorted(file[1] for file in files if file[1] is not None)
+# ---- batches ---------------------------------------------------------------------------------------------------------
 
 
 def _in_shapes(saved: Mapping[str, Any], own: Mapping[str, Any], has_split: bool) -> Iterator[Difference]:
@@ -429,26 +412,6 @@ def _in_shapes(saved: Mapping[str, Any], own: Mapping[str, Any], has_split: bool
 # ---- schedulers and gradients ----------------------------------------------------------------------------------------
 
 
-def _scheduler_checks(expected: Expectation, memory: Memory, found: Memory) -> Iterator[Check]:
-    saved, own = memory.trained.get("schedulers") or (), found.trained.get("schedulers") or ()
-    if len(saved) != len(own):
-        return  # the schedulers themselves are compared by `check_memory`
-    for index, (before, after) in enumerate(zip(saved, own, strict=True)):
-        prefix = f"scheduler {index}." if len(saved) > 1 else "scheduler."
-        is_own = index in (found.trained.get("own_schedulers") or ()) and _is_in_place(memory, found, index)
-        row = f"state of scheduler {index}, of another make" if is_own else "scheduler_state"
-        changed = [
-            Difference(row, f"{prefix}{name}", before[name], after[name])
-            for name in sorted(before.keys() & after.keys())
-            if not name.startswith("function ") and not is_near(before[name], after[name])
-        ]
-        if expected.contract is not None:
-            changed = [one for one in changed if "lr" not in one.name and not _is_scaled(expected, one)]
-        yield from _told(expected, changed)
-        if before and not changed:
-            yield _equal("scheduler state", "M1", f"{len(before)} fields")
-
-
 def _is_in_place(memory: Memory, found: Memory, index: int) -> bool:
     """Whether a scheduler stands where it stood; one without a position, whether the LRs are those of the save."""
     if index >= len(memory.schedulers) or index >= len(found.schedulers):
@@ -458,12 +421,6 @@ def _is_in_place(memory: Memory, found: Memory, index: int) -> bool:
         return before == after
     lrs, lrs_now = ([group.lr for group in one.groups] for one in (memory, found))
     return len(lrs) == len(lrs_now) and all(is_near(a, b) for a, b in zip(lrs, lrs_now, strict=True))
-
-
-def _is_scaled(expected: Expectation, one: Difference) -> bool:
-    """Whether a rollback scaled this value with the LR (`eta_min` is an LR by another name)."""
-    ratio = expected.contract.lr_ratio if expected.contract else None
-    return ratio is not None and isinstance(one.before, float) and is_near(one.before * ratio, one.after)
 
 
 def _gradient_checks(saved: Mapping[str, Any], own: Mapping[str, Any]) -> Iterator[Check]:

@@ -10,10 +10,8 @@ from chronicle.paths import RunPaths
 from chronicle.resume.checks.run import drives
 from chronicle.resume.contract import Mode, Options, effective_options, launch_number
 from chronicle.resume.faults import Containment, Faults
-from chronicle.resume.fingerprint import LiveState, Parts
+from chronicle.resume.fingerprint import LiveState, Parts, optimizer_steps
 from chronicle.resume.journal import GuardJournal, find_run_dir
-from chronicle.resume.learning_rate import number
-from chronicle.resume.memory import LrRow
 from chronicle.resume.verdict import Ranks, StartingPoint
 
 
@@ -65,6 +63,18 @@ class Training:
             loaded = self.start.memory if self.start.resumed else None
             return None if loaded is None else loaded.step
         return self.start.start_step + self.steps_here
+
+    @property
+    def has_stepped_unseen(self) -> bool:
+        """Whether the optimizers' counters are beyond what was loaded, or beyond the one step that allocates their state."""
+        if self.has_stepped:
+            return False
+        taken, memory, loaded = optimizer_steps(self.observe().optimizers), self.start.memory, 1
+        if self.start.resumed:
+            if memory is None or memory.step is None:
+                return False
+            loaded = memory.step
+        return taken is not None and taken[1] > loaded
 
     def contained(self, where: str) -> Containment:
         """A context for code of the guard: an error in it is recorded and never raised into training; a refusal is."""
@@ -131,11 +141,3 @@ class Training:
     def guards(self, optimizers: Sequence[Any]) -> bool:
         """Whether steps were taken under guard with one of these optimizers."""
         return any(drives(one, known) for one in optimizers for known in self.optimizers)
-
-    def lrs(self) -> LrRow:
-        """The LR of every group of the guarded optimizers now."""
-        found = []
-        for known in self.optimizers:
-            for group in known.param_groups:
-                found.append(number(group.get("lr")))
-        return tuple(found)

@@ -40,21 +40,12 @@ OUTPUTS, GRADIENTS = "output", "gradient"
 DEVICES = ("cpu", "cuda")
 
 
-@dataclass(slots=True)
-class _Take:
-    """What one pass gave: checksums of all output tensors, and of the gradients of all parameters, b"" for none."""
+Take = dict[str, list[Any]]  # of one pass: checksums of all output tensors, and of all gradients of parameters, b"" for none
 
-    outputs: list[Any] = field(default_factory=list)
-    gradients: list[Any] = field(default_factory=list)
 
-    def differs(self, other: "_Take") -> list[str]:
-        """The parts that are not the same bits; gradients where both have them."""
-        odd = []
-        if _read(self.outputs) != _read(other.outputs):
-            odd.append(OUTPUTS)
-        if self.gradients and other.gradients and _read(self.gradients) != _read(other.gradients):
-            odd.append(GRADIENTS)
-        return odd
+def _differing(one: Take, other: Take) -> list[str]:
+    """The parts that are not the same bits; gradients where both have them."""
+    return [part for part in one if one[part] and other[part] and _read(one[part]) != _read(other[part])]
 
 
 @dataclass(slots=True)
@@ -70,32 +61,20 @@ class _Call:
     params: list[Any]  # that are trained
     is_sharded: bool  # they are parts of tensors (FSDP2, tensor parallelism)
     versions: list[int]
-    first: _Take = field(default_factory=_Take)
+    first: Take
     arrived: dict[int, Any] = field(default_factory=dict)  # gradients that came to the outputs
     is_alone: bool = True  # its backward pass was one, and no other call's
     hooks: list[Any] = field(default_factory=list)
-    hooks_of_params: list[Any] = field(default_factory=list)
 
     @property
     def has_gradient(self) -> bool:
         """Whether the gradients of the first pass are known, and those of this call alone."""
-        return self.is_alone and bool(self.arrived) and any(self.first.gradients)
+        return self.is_alone and bool(self.arrived) and any(self.first[GRADIENTS])
 
     @property
     def is_unchanged(self) -> bool:
         """Whether weights and inputs are still those that the call began with."""
         return self.versions == _versions(self.params) and _read(self.inputs) == _read(_checksums((self.args, self.kwargs)))
-
-    def hears_no_gradient(self) -> None:
-        """What comes to the parameters from now on is another call's."""
-        for hook in self.hooks_of_params:
-            hook.remove()
-
-    def release(self) -> None:
-        """Take all hooks away."""
-        self.hears_no_gradient()
-        for hook in self.hooks:
-            hook.remove()
 
 
 class StepTwice(Observer):
@@ -148,13 +127,11 @@ class StepTwice(Observer):
         params = _params_of(target, live)
         is_sharded = any(hasattr(param, "to_local") for param in params)
         inputs, versions = _checksums((args, kwargs)), _versions(params)
-        call = _Call(target, args, kwargs, inputs, _State.of(target), _autocast(), params, is_sharded, versions)
-        call.first.gradients = [b""] * len(params)
+        first: Take = {OUTPUTS: [], GRADIENTS: [b""] * len(params)}
+        call = _Call(target, args, kwargs, inputs, _State.of(target), _autocast(), params, is_sharded, versions, first)
         call.hooks.append(target.register_forward_hook(shield(partial(self._left, call), self._failed)))
         for place, param in enumerate(params):
-            call.hooks_of_params.append(_on_gradient(param, shield(partial(self._came, call, place), self._failed)))
-        if self._calls:
-            self._calls[-1].hears_no_gradient()
+            call.hooks.append(_on_gradient(param, shield(partial(self._came, call, place), self._failed)))
         self._calls.append(call)
 
     def loaded(self, event: Loaded) -> None:
@@ -169,7 +146,7 @@ class StepTwice(Observer):
         calls, is_trial = self._calls, self._steps in TRIALS
         self.forget()
         for call in calls:
-            if self.is_on and call.first.outputs and call.is_unchanged:
+            if self.is_on and call.first[OUTPUTS] and call.is_unchanged:
                 self._check(call, event.step, is_trial=is_trial)
         return None
 
@@ -179,16 +156,17 @@ class StepTwice(Observer):
     def forget(self) -> None:
         """Nothing of the present step is taken again."""
         for call in self._calls:
-            call.release()
+            for hook in call.hooks:
+                hook.remove()
         self._calls = []
 
     # ---- the first time ------------------------------------------------------------------------------------------
 
     def _left(self, call: _Call, _model: Any, _inputs: Any, output: Any) -> None:
         """The model has returned."""
-        if call.first.outputs:
+        if call.first[OUTPUTS]:
             return
-        call.first.outputs = _checksums(output)
+        call.first[OUTPUTS] = _checksums(output)
         for place, tensor in enumerate(tensors_of(output)):
             if tensor.requires_grad:
                 call.hooks.append(tensor.register_hook(shield(partial(self._arrives, call, place), self._failed)))
@@ -201,25 +179,26 @@ class StepTwice(Observer):
 
     def _came(self, call: _Call, place: int, gradient: Any) -> None:
         """A parameter got its gradient: that of the newest call."""
-        if call.first.gradients[place]:
+        if call is not self._calls[-1]:
+            return
+        if call.first[GRADIENTS][place]:
             call.is_alone = False
-        call.first.gradients[place] = checksum(gradient)
+        call.first[GRADIENTS][place] = checksum(gradient)
 
     # ---- and again -----------------------------------------------------------------------------------------------
 
     def _check(self, call: _Call, number: int | None, *, is_trial: bool) -> None:
         second = self._again(call)
-        odd = call.first.differs(second)
-        anywhere = self._anywhere(odd) if call.is_sharded else odd
+        odd = _differing(call.first, second)
+        anywhere = self._anywhere(call, odd)
         if not anywhere:
             return
         if is_trial:
             self._drop(anywhere)
             return
         third = self._again(call)
-        is_first_odd = bool(third.differs(call.first))
-        unlike = [OUTPUTS] if is_first_odd and third.differs(second) else []
-        if self._anywhere(unlike) if call.is_sharded else unlike:
+        is_first_odd = bool(_differing(third, call.first))
+        if self._anywhere(call, [OUTPUTS] if is_first_odd and _differing(third, second) else []):
             self._drop(anywhere)
         elif OUTPUTS in odd or (odd and not call.is_sharded):
             self._tell(number, odd, f"rank {self._ranks.rank} on {socket.gethostname()}", is_first_odd=is_first_odd)
@@ -227,14 +206,14 @@ class StepTwice(Observer):
             where = "a rank that is not known (gradients are sums over ranks)"
             self._tell(number, anywhere, where, is_first_odd=is_first_odd)
 
-    def _anywhere(self, odd: Sequence[str]) -> list[str]:
-        """The parts that differ on any rank: sharded ranks compute together, and must go on together."""
-        found: set[str] = set()
-        for report in self._ranks.gather({"rank": self._ranks.rank, "odd": list(odd)}):
-            found.update(report["odd"])
-        return sorted(found)
+    def _anywhere(self, call: _Call, odd: list[str]) -> list[str]:
+        """The parts that differ here, or on any rank: sharded ranks compute together, and must go on together."""
+        if not call.is_sharded:
+            return odd
+        reports = self._ranks.gather({"rank": self._ranks.rank, "odd": odd})
+        return sorted({part for report in reports for part in report["odd"]})
 
-    def _again(self, call: _Call) -> _Take:
+    def _again(self, call: _Call) -> Take:
         now = _State.of(call.model)
         call.state.put_back()
         try:
@@ -244,9 +223,9 @@ class StepTwice(Observer):
                 for device, enabled, dtype in call.autocast:
                     stack.enter_context(torch.autocast(device, dtype=dtype, enabled=enabled))
                 tensors = tensors_of(call.model(*call.args, **call.kwargs))
-            take = _Take(outputs=[checksum(tensor) for tensor in tensors])
-            if GRADIENTS in self._parts and call.has_gradient and len(tensors) == len(call.first.outputs):
-                take.gradients = _gradients(call, tensors)
+            take: Take = {OUTPUTS: _checksums(tensors), GRADIENTS: []}
+            if GRADIENTS in self._parts and call.has_gradient and len(tensors) == len(call.first[OUTPUTS]):
+                take[GRADIENTS] = _gradients(call, tensors)
             return take
         finally:
             now.put_back()
@@ -275,17 +254,7 @@ class StepTwice(Observer):
             f"step {number}, taken twice by {where} from the same weights, batch and random numbers, gave another "
             f"{' and '.join(odd)}; a third time it was as the {third}: {meaning}, and have this machine tested"
         )
-        incident = Incident(
-            kind=KIND,
-            tier="warn",
-            status="open",
-            onset_step=number,
-            alarm_step=number,
-            channels=("guard",),
-            launch=self._journal.launch,
-            change="opened",
-            text=text,
-        )
+        incident = Incident(kind=KIND, tier="warn", onset_step=number, channels=("guard",), change="opened", text=text)
         self._journal.write(incident, step=number, title=f"warn: {KIND}: {text}", from_any_rank=True)
         self._journal.say(f"{KIND} {number}", f"{KIND}: {text}")
 

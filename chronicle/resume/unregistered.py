@@ -21,9 +21,10 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from chronicle.journal.events import Incident
 from chronicle.resume.configuration import is_of_the_script
+from chronicle.resume.envelope.samples import raw_bytes
 from chronicle.resume.events import Ended, Loaded, StepBegins
+from chronicle.resume.feed import is_array
 from chronicle.resume.fingerprint import LiveState, Parts, digest, own_shard, plain_bytes
 from chronicle.resume.hub import RESTS, Observer, Rest
 from chronicle.resume.moving import Facts, moved
@@ -124,9 +125,8 @@ class Unregistered(Observer):
         listed = ", ".join(key.partition(".")[2] or "its content" for key in keys[:3])
         more = " and more" if len(keys) > 3 else ""
         text = f"`{name}` ({kind}) moves and is in no file of this checkpoint: {listed}{more}"
-        self._journal.say(f"not saved {name}", f"not saved: {text}; a resume begins with another one")
-        event = Incident(kind="state-not-saved", tier="notice", text=text, onset_step=self._step)
-        self._journal.write(event, step=self._step, title=f"notice: state-not-saved: {text}")
+        said = f"not saved: {text}; a resume begins with another one"
+        self._journal.tell("state-not-saved", text, step=self._step, tier="notice", said=said)
 
 
 # ---- objects, and their values as facts --------------------------------------------------------------------------------
@@ -223,7 +223,7 @@ def _values(prefix: str, values: Mapping[str, Any], known: set[int], depth: int)
             continue
         if isinstance(one, bool | int | float | str | None):
             yield name, NUMBER + repr(one)
-        elif _is_array(one) or isinstance(one, random.Random) or type(one).__name__ == "Generator":
+        elif is_array(one) or isinstance(one, random.Random) or type(one).__name__ == "Generator":
             yield name, VALUES + _digest(one)
         elif isinstance(one, deque | dict | list | tuple):
             if not _is_plain(one):
@@ -244,10 +244,6 @@ def _is_looked_into(thing: Any) -> bool:
     return hasattr(thing, "__dict__") and (hasattr(thing, "named_parameters") or is_of_the_script(kind))
 
 
-def _is_array(thing: Any) -> bool:
-    return hasattr(thing, "shape") and hasattr(thing, "dtype") and not isinstance(thing, type)
-
-
 def _items(things: Any) -> Sequence[Any]:
     """The first and the last of a collection."""
     values = list(things.values() if isinstance(things, dict) else things)
@@ -258,14 +254,14 @@ def _digest(thing: Any) -> str:
     if isinstance(thing, random.Random):
         return digest(repr(thing.getstate()).encode())
     if type(thing).__name__ == "Generator":
-        return digest(_raw(thing.get_state()) if hasattr(thing, "get_state") else repr(thing.bit_generator.state).encode())
+        return digest(raw_bytes(thing.get_state()) if hasattr(thing, "get_state") else repr(thing.bit_generator.state).encode())
     if isinstance(thing, deque | dict | list | tuple):
         return f"{len(thing)} " + digest(b"".join(map(_part, _items(thing))))
     return digest(_part(thing))
 
 
 def _part(thing: Any) -> bytes:
-    return thing.ravel()[: 1 << 12].tobytes() if _is_array(thing) and not hasattr(thing, "detach") else plain_bytes(thing)
+    return thing.ravel()[: 1 << 12].tobytes() if is_array(thing) and not hasattr(thing, "detach") else plain_bytes(thing)
 
 
 # ---- what a save wrote ---------------------------------------------------------------------------------------------------
@@ -334,7 +330,7 @@ def _get(thing: Any, name: str) -> Any:
 
 
 def _arrays(thing: Any, depth: int = 0) -> Iterator[Any]:
-    if _is_array(thing):
+    if is_array(thing):
         yield thing
     elif isinstance(thing, deque | dict | list | tuple) and depth < DEPTH:
         for one in _items(thing):
@@ -352,9 +348,5 @@ def _needles(thing: Any) -> Iterator[bytes]:
         torch, kinds = sys.modules["torch"], {first.dtype}
         if first.is_floating_point():
             kinds |= {torch.float16, torch.bfloat16, torch.float32, torch.float64}
-        raw = [_raw(first.to(kind)) for kind in kinds if first.numel() * kind.itemsize >= 4]
+        raw = [raw_bytes(first.to(kind)) for kind in kinds if first.numel() * kind.itemsize >= 4]
         yield from (*raw, *(one.decode("latin-1").encode() for one in raw))  # an array in an old pickle is text
-
-
-def _raw(tensor: Any) -> bytes:
-    return bytes(tensor.contiguous().view(sys.modules["torch"].uint8).numpy().tobytes())

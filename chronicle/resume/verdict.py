@@ -29,6 +29,7 @@ from rollback.errors import RollbackError
 
 MAX_REPORT_BYTES = 1024
 LET_GO_SECONDS = 1.0
+MOST_NAME = 40  # characters
 NUM_UNKNOWN = 3  # names that a rank's report holds of what it could not compare
 NO_BASIS = "it carries no description of its memory: saved without the guard, copied without its manifest, or never sealed"
 
@@ -86,13 +87,13 @@ class Verdicts:
         self._ranks, self._journal, self._options, self._start = ranks, journal, options, start
         self._faults = faults
         self._remarks: dict[str, Check] = {}  # name -> what was noted or not compared since the last load
-        self._late: dict[str, str] = {}  # name -> why an earlier check of this load could not be made
+        self._of_others: dict[str, Check] = {}  # name -> what another rank did not compare
         self.refusal: ResumeRefused | None = None
 
     def opens(self) -> None:
         """A load begins: what was said about an earlier one no longer counts."""
         self._remarks.clear()
-        self._late.clear()
+        self._of_others.clear()
 
     def decide(self, checks: Sequence[Check], moment: str, root: Path | None) -> None:
         """Exchange with the other ranks (each must call this); refuse everywhere when anything failed anywhere."""
@@ -101,7 +102,7 @@ class Verdicts:
         for report in reports:
             for name, why in report.get("unknown", ()) if report["rank"] != self._ranks.rank else ():
                 where = f"rank {report['rank']}"
-                self._remarks.setdefault(str(name), not_compared(str(name), "M1", str(why), where=where))
+                self._of_others.setdefault(str(name), not_compared(str(name), "M1", str(why), where=where))
         own = [check for check in checks if not check.ok]
         others = [r for r in reports if (r["failed"] or r.get("more")) and r["rank"] != self._ranks.rank]
         if own or others:
@@ -110,7 +111,7 @@ class Verdicts:
     def exchange(self, checks: Sequence[Check]) -> list[dict[str, Any]]:
         """Send this rank's failures to all ranks, and return the reports of all."""
         bad = [[c.name, c.code, c.expected[:60], c.found[:60], c.where[:40], c.cause[:90]] for c in checks if not c.ok]
-        unknown = [[c.name[:40], c.cause[:60]] for c in checks if c.outcome is Outcome.NOT_COMPARED][:NUM_UNKNOWN]
+        unknown = [[c.name[:MOST_NAME], c.cause[:100]] for c in checks if _is_open(c)][:NUM_UNKNOWN]
         report: dict[str, Any] = {"rank": self._ranks.rank, "failed": bad}
         return self._ranks.gather({**report, "unknown": unknown} if unknown else report)
 
@@ -165,14 +166,13 @@ class Verdicts:
                 self._faults.record(f"check of {check.name} {moment}", check.error)
             if check.outcome in (Outcome.NOTED, Outcome.NOT_COMPARED):
                 self._remarks[check.name] = check
-            elif (earlier := self._remarks.pop(check.name, None)) and earlier.outcome is Outcome.NOT_COMPARED:
-                self._late[check.name] = f"compared only now: {earlier.cause}"
+            else:
+                self._remarks.pop(check.name, None)
 
     def _not_compared(self) -> list[dict[str, str]]:
         """What matters and was not compared, with the reason; empty when the launch is verified."""
-        found = [_remark(c) for c in self._remarks.values() if c.outcome is Outcome.NOT_COMPARED]
-        # other data than recorded are allowed by default, but then the resume is not the one that was recorded
-        found += [_remark(c) for c in self._remarks.values() if c.outcome is Outcome.NOTED and c.code == "M4"]
+        own = {check.name[:MOST_NAME]: check for check in self._remarks.values() if _is_open(check)}
+        found = [_remark(check) for check in {**self._of_others, **own}.values()]
         if self._start.resumed and self._basis() == "none":
             found.insert(0, {"name": "memory", "why": f"{self._start.place}: {self._start.no_basis or NO_BASIS}"})
         known = {one["name"] for one in found}
@@ -185,9 +185,6 @@ class Verdicts:
 
     def _noted(self) -> list[dict[str, str]]:
         return [_remark(c) for c in self._remarks.values() if c.outcome is Outcome.NOTED]
-
-    def _late_cause(self, check: Check) -> dict[str, str]:
-        return {"cause": self._late[check.name]} if check.outcome is Outcome.EQUAL and check.name in self._late else {}
 
     def _basis(self) -> str:
         expectation = self._start.expectation
@@ -206,7 +203,7 @@ class Verdicts:
             mode=str(self._options.mode),
             basis=self._basis(),
             verified=verdict == "passed" if self._start.resumed or verdict != "passed" else None,
-            checks=tuple({**check.to_json(), **self._late_cause(check)} for check in checks),
+            checks=tuple(check.to_json() for check in checks),
             noted=tuple(self._noted()),
             not_compared=tuple(unknown),
             checkpoint=None if self._start.loaded_from is None else str(self._start.loaded_from),
@@ -240,6 +237,11 @@ def run_checks(name: str, work: Callable[[], Iterable[Check]], *, at_stake: bool
         else:
             checks.append(not_compared(name, "M1", problem.message))
     return checks
+
+
+def _is_open(check: Check) -> bool:
+    """Whether it was not compared. Other data than recorded are allowed by default, but are not those that were recorded."""
+    return check.outcome is Outcome.NOT_COMPARED or (check.outcome is Outcome.NOTED and check.code == "M4")
 
 
 def _remark(check: Check) -> dict[str, str]:

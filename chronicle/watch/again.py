@@ -7,7 +7,8 @@ the supervisor that calls this has signals to look at. How prints are compared a
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
 from datetime import datetime
 from pathlib import Path
 
@@ -31,13 +32,13 @@ from chronicle.prints.retaken import (
     RetakenCase,
     RetakenVerdict,
     Rise,
-    compare_rank,
     find_segment,
     judge_retaken,
+    retake_rank,
     rise_in,
 )
 from chronicle.resume.launch_facts import changed_facts, read_facts
-from chronicle.resume.ring import Print, Ring, Segment, read_ring
+from chronicle.resume.ring import Print, Ring, read_ring
 from rollback.detect import Tier
 
 BUDGET_SECONDS = 0.03  # of one call
@@ -70,8 +71,7 @@ class StepsAgain:
         """Compare ranks for a moment."""
         if now() < self._pause_until:
             return
-        if not self._are_changes_named:
-            self._name_changes()
+        self._name_changes()
         if self._pass is None and not self._begin(now()):
             self._pause_until = now() + PAUSE_SECONDS
             return
@@ -82,17 +82,16 @@ class StepsAgain:
     def finish(self) -> None:
         """The launch has ended: compare the ranks once more, as many as there is time for, unless it was told already."""
         self._pass = None
-        if not self._are_changes_named:
-            self._name_changes()
+        self._name_changes()
         if self._begin(0.0):
             self._go_on(time.monotonic() + FINISH_SECONDS, time.monotonic)
             self._judge(is_over=True)
 
     def _name_changes(self) -> None:
         """Say what computes otherwise than in the launch before: packages, libraries, driver, kernel, kind of processor."""
-        after = read_facts(self._paths.launch_dir(self._launch))
+        after = None if self._are_changes_named else read_facts(self._paths.launch_dir(self._launch))
         if after is None:
-            return  # it has taken no step yet
+            return  # it was said, or no step is taken yet
         self._are_changes_named = True
         for number in range(self._launch - 1, max(0, self._launch - LOOK_BACK), -1):
             before = read_facts(self._paths.launch_dir(number))
@@ -117,13 +116,10 @@ class StepsAgain:
         """Begin a pass, where this launch takes steps again and it was not told yet."""
         own = self._paths.launch_dir(self._launch)
         first = min(own.glob("prints-*.ring"), default=None)
-        begins = (
-            None
-            if first is None
-            else max(read_ring(first, since=NO_STEP).begins(), key=lambda one: one.seq, default=None)
-        )
-        if first is None or begins is None:
+        begun = () if first is None else read_ring(first, since=NO_STEP).begins()
+        if first is None or not begun:
             return False
+        begins = begun[-1]
         if self._begins is None or begins.seq != self._begins.seq:  # the launch, or another attempt of its ranks
             self._begins, self._told = begins, False
             self._earlier = self._find(begins, first.name)
@@ -154,7 +150,6 @@ class StepsAgain:
     def _compare(self, own: Path, earlier: int, start: int) -> Iterator[RankRetaken]:
         """One rank after the other."""
         then_dir, known = self._paths.launch_dir(earlier), self._known(start) == earlier
-        first: tuple[Segment, Segment] | None = None
         for path in sorted(own.glob("prints-*.ring")):
             now = read_ring(path, since=start)
             then = now if then_dir == own else _read_or_none(then_dir / path.name, start)
@@ -164,11 +159,9 @@ class StepsAgain:
             if then is None or found is None:
                 yield RankRetaken(rank=now.rank)
                 continue
-            if first is None:
-                first = found, mine
-                self._num_ranks = int(then.header.get("ranks") or 0), int(now.header.get("ranks") or 0)
+            self._num_ranks = int(then.header.get("ranks") or 0), int(now.header.get("ranks") or 0)
             hosts, machines = _both(then, now, "host"), _both(then, now, "machine")
-            yield compare_rank(now.rank, found, mine, first=first, hosts=hosts, machines=machines)
+            yield retake_rank(now.rank, found, mine, hosts=hosts, machines=machines)
 
     def _judge(self, *, is_over: bool) -> None:
         """Say what was found once it is settled: what differs has been taken by every rank, or the steps are over."""
@@ -181,8 +174,8 @@ class StepsAgain:
         steps_then = max(rank.taken[0] for rank in case.compared)
         steps_now = min(rank.taken[1] for rank in case.compared)
         is_settled = steps_now >= steps_then or case.came_again is not None
-        if found.verdict not in MAY_CHANGE and case.apart is not None:
-            is_settled = steps_now >= case.apart.step
+        if found.verdict not in MAY_CHANGE and case.first is not None:
+            is_settled = steps_now >= case.first.step
         if is_settled or is_over:
             self._told = True
             self._tell(case, found)
@@ -206,15 +199,18 @@ class StepsAgain:
         )
 
     def _changed(self, entries: Sequence[Entry]) -> list[tuple[str, str]]:
-        """(kind, words) of what differs between the two launches, as their first ranks recorded it."""
+        """(kind, words) of what differs between the two launches, as their first ranks recorded it, and kinds of machines."""
         assert self._earlier is not None
+        kinds = Counter(rank.machines for rank in self._ranks if len(set(rank.machines)) > 1)
+        of = f"of {len(self._ranks)} ranks"
+        moved = [("arithmetic", f"kind of machine: {' → '.join(one)} ({kinds[one]} {of})") for one in kinds]
         before = read_facts(self._paths.launch_dir(self._earlier))
         after = read_facts(self._paths.launch_dir(self._launch))
         if before is None or after is None or self._earlier == self._launch:
-            return []
+            return moved
         ends = [entry.ts for entry, _ in events_of(entries, LaunchEnd) if entry.launch == self._earlier]
         ended = datetime.fromisoformat(ends[-1]).timestamp() if ends else None
-        return [(fact.kind, fact.words) for fact in changed_facts(before, after, ended)]
+        return moved + [(fact.kind, fact.words) for fact in changed_facts(before, after, ended)]
 
     def _skips(self, entries: Sequence[Entry]) -> bool:
         """Whether a rollback between the two launches skips batches, or deals them anew."""
@@ -230,18 +226,17 @@ class StepsAgain:
 
     def _tell(self, case: RetakenCase, found: Retaken) -> None:
         """One line, one entry; an incident where ranks differ."""
-        apart = case.apart
         hosts = {str(rank.rank): list(rank.hosts) for rank in case.ranks if rank.rank in found.ranks}
         event = StepsRetaken(
             verdict=found.verdict.value,
             why=found.why,
             earlier=case.earlier,
             start=case.start,
-            first=min(rank.first_step for rank in case.compared),
+            first=case.steps[0],
             last=max(rank.last_step for rank in case.compared),
             ranks=len(case.compared),
-            parts=tuple(sorted(frozenset.intersection(*(rank.parts for rank in case.compared)))),
-            apart_step=None if apart is None else apart.step,
+            parts=tuple(sorted(case.parts)),
+            apart_step=None if case.first is None else case.first.step,
             apart_part=case.part,
             apart_ranks=found.ranks,
             hosts=hosts,
@@ -266,6 +261,5 @@ def _read_or_none(path: Path, since: int) -> Ring | None:
 
 def _both(then: Ring, now: Ring, name: str) -> tuple[str, str]:
     """A word of both headers; equal where one of them lacks it."""
-    one: Mapping[str, object] = then.header
-    before, after = str(one.get(name) or ""), str(now.header.get(name) or "")
+    before, after = str(then.header.get(name) or ""), str(now.header.get(name) or "")
     return (before, after) if before and after else (after, after)

@@ -39,7 +39,6 @@ def more_questions(run: str) -> dict[str, list[str]]:
         "close": ["note", "--close", "open", "--outcome", "worked", "it was the data", *places],
         "note": ["note", "node 7 is slow", "--suspect", "node: it is hot", "--did", "lr: 1 -> 2", "--incident", *places],
         "config": ["config", "show", *both],
-        "forensics": ["forensics", f"logs/{run}"],
         "hardware": ["hardware", "--exclude", "node-7", "--reason", "Xid 64", *places],
         "tag": ["runs", run, "--add-tag", "baseline", "--logs", "logs"],
         "claim": ["claim", "--steps", "20", "--devices", "4", "trained on 4 GPUs", *places],

@@ -113,9 +113,9 @@ def test_an_incident_says_what_a_replay_or_a_relaunch_found_out(
     def refuse() -> None:
         raise Refusal("no private network namespace", "--network lets it")
 
-    monkeypatch.setattr("chronicle.replay.replay.ensure_network_closes", refuse)
+    monkeypatch.setattr("chronicle.replay.plan.ensure_network_closes", refuse)
     assert "cause not known: no replay: no private network namespace (--network lets it)" in told()
-    monkeypatch.setattr("chronicle.replay.replay.ensure_network_closes", lambda: None)
+    monkeypatch.setattr("chronicle.replay.plan.ensure_network_closes", lambda: None)
     assert "cause not known: `chronicle replay 30 --launch 1`" in told()
     run.add("replay", launch=1, step=30, data={"verdict": "data differ", "why": "another batch at step 30", "until": 31})
     assert "replayed: data differ (another batch at step 30)" in told() and "cause not known" not in told()

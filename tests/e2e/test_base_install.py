@@ -9,7 +9,7 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
 EXTRAS = ["torch", "numpy", "mlflow", "accelerate", "deepspeed", "webdataset"]
-EXTRAS += ["matplotlib", "plotly", "scipy", "yaml", "pydantic"]
+EXTRAS += ["matplotlib", "plotly", "scipy", "statsmodels", "yaml", "pydantic"]
 PROGRAM = """
 import sys
 class Absent:

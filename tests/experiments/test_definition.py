@@ -30,11 +30,11 @@ profiles:
 def test_the_seeds_arms_and_all_ablations_are_in_the_study() -> None:
     study = find_study("restart-impact")
     assert {arm.name for arm in study.arms} == {"A", "A-prime", "B", "C", "C0", "B-opt", "B-lr"}
-    assert {profile.name for profile in study.profiles} == {"ci", "cpu", "gpu"}
+    assert {profile.name for profile in study.profiles} == {"ci", "cpu", "cpu-long", "gpu"}
     assert [c.name for c in study.contrasts if c.family == "main"] == ["restart", "repetition"]
 
 
-@pytest.mark.parametrize("profile", ["ci", "cpu", "gpu"])
+@pytest.mark.parametrize("profile", ["ci", "cpu", "cpu-long", "gpu"])
 def test_every_arm_makes_the_same_number_of_updates(profile: str) -> None:
     study = find_study("restart-impact")
     sizes = study.profile(profile)
@@ -59,7 +59,7 @@ def test_a_study_file_is_found_by_its_path(tmp_path) -> None:  # type: ignore[no
 
 
 @pytest.mark.parametrize("folder", ["modern-restarts-cpu", "modern-restarts-pilot", "restart-impact-cpu", "restart-impact-ci",
-                                    "restart-impact-bounce"])
+                                    "restart-impact-bounce", "restart-impact-long"])
 def test_registered_plans_of_committed_studies_are_read_with_their_hash(folder: str) -> None:
     """A field that came later changes no hash, and a study whose trainer is gone can be judged."""
     place = Path(__file__).parents[2] / "docs" / "results" / folder

@@ -200,7 +200,7 @@ def test_state_that_changes_between_load_and_first_step_is_refused(
     with pytest.raises(ResumeRefused):
         launch.train(1)
     expected = {
-        "moments": "first moments",
+        "moments": "optimizer moments",
         "weights": "weights",
         "lr": "learning rate per group",
         "steps": "optimizer step",

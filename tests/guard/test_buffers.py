@@ -1,6 +1,5 @@
 """Buffers that a script changes without a step are its own; all others must be as they were saved (`buffers.py`)."""
 
-import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -13,7 +12,6 @@ import chronicle
 from chronicle import ResumeRefused
 from chronicle.journal import read_journal
 from chronicle.paths import RunPaths
-from chronicle.resume.checks.run import keys_apart
 
 
 class Noisy(nn.Module):
@@ -121,35 +119,3 @@ def test_an_evaluation_does_not_excuse_lost_statistics(tmp_path: Path) -> None:
     launch(tmp_path, evaluate, range(3), save=3)
     with pytest.raises(ResumeRefused, match="buffers"):
         launch(tmp_path, forgets_later, range(3, 5))
-
-
-# ---- weights under other names -------------------------------------------------------------------------------------------
-
-
-class Tied(nn.Module):
-    """Two names of one matrix, of which a file holds one."""
-
-    def __init__(self, head: str = "head") -> None:
-        super().__init__()
-        self.embedding = nn.Linear(4, 4, bias=False)
-        self.add_module(head, nn.Linear(4, 4, bias=False))
-        self.get_submodule(head).weight = self.embedding.weight
-
-
-def write(path: Path, *names: str) -> None:
-    header = json.dumps({name: {"dtype": "F32", "shape": [0], "data_offsets": [0, 0]} for name in names}).encode()
-    path.write_bytes(len(header).to_bytes(8, "little") + header)
-
-
-def test_names_that_files_and_model_do_not_share(tmp_path: Path) -> None:
-    write(tmp_path / "model.safetensors", "embedding.weight", "__metadata__")
-    assert keys_apart(tmp_path, [Tied()]) == ""
-    assert keys_apart(tmp_path, [nn.DataParallel(Tied())]) == ""
-    assert keys_apart(tmp_path, [torch.compile(Tied())]) == ""
-    assert keys_apart(tmp_path, [Tied(), Tied()]) == ""  # which of them the file is of is not known
-    write(tmp_path / "model.safetensors", "lost.weight")
-    said = keys_apart(tmp_path, [Tied()])
-    assert "2 weights of the model have no entry" in said and "1 entries of these files" in said and "`lost.weight`" in said
-    write(tmp_path / "adapter_model.safetensors", "lora.weight")
-    (tmp_path / "model.safetensors").unlink()
-    assert keys_apart(tmp_path, [Tied()]) == ""  # an adapter's names are its own

@@ -14,7 +14,7 @@ from chronicle.resume.memory import Memory, ParamGroup, RankDigest, Scheduler
 
 SAVED = Memory(
     step=30,
-    groups=(ParamGroup(lr=2e-3, initial_lr=4e-3, num_params=4, num_elements=100, moment_norm=0.5, num_states=4),),
+    groups=(ParamGroup(lr=2e-3, initial_lr=4e-3, num_params=4, num_elements=100, num_states=4),),
     optimizer_steps=(30, 30),
     optimizers=("AdamW",),
     schedulers=(Scheduler(name="LambdaLR", last_epoch=60, step_count=61, last_lr=(2e-3,), unit=2),),
@@ -43,7 +43,6 @@ def test_equal_memory_fails_nothing_and_says_what_was_compared() -> None:
         "scheduler position",
         "weights",
         "optimizer moments",
-        "first moments",
         "world size",
         "accumulation",
     }
@@ -75,7 +74,6 @@ def test_memory_survives_its_persisted_form() -> None:
         (replace(SAVED, schedulers=()), "schedulers", "not prepared or registered"),
         (replace(SAVED, optimizer_steps=None), "optimizer step", "was not restored"),
         (replace(SAVED, optimizer_steps=(29, 30)), "optimizer step", "another step"),
-        (replace(SAVED, groups=(replace(SAVED.groups[0], moment_norm=0.0),)), "first moments", "are empty"),
         (replace(SAVED, groups=(replace(SAVED.groups[0], num_states=3),)), "parameters with state", "dropped"),
         (replace(SAVED, groups=(replace(SAVED.groups[0], lr=0.0),)), "learning rate per group", "LR is zero"),
         (replace(SAVED, groups=(*SAVED.groups, SAVED.groups[0])), "learning rate per group", "groups changed"),
@@ -87,13 +85,6 @@ def test_memory_survives_its_persisted_form() -> None:
 )
 def test_each_mismatch_is_named_with_its_cause(found: Memory, name: str, cause: str) -> None:
     assert cause in failures(found)[name]
-
-
-@pytest.mark.parametrize(("off", "ok"), [(2e-5, True), (1e-3, False), (-1e-3, False), (0.02, False)])
-def test_the_norm_of_the_first_moments_may_differ_by_rounding_only(off: float, ok: bool) -> None:
-    """Summing in another order moves the norm by less than 1e-4; moments of a neighbouring step move it by more."""
-    found = replace(SAVED, groups=(replace(SAVED.groups[0], moment_norm=0.5 * (1 + off)),))
-    assert ("first moments" not in failures(found)) is ok
 
 
 def test_averaged_weights_loaded_as_weights_are_recognised() -> None:
@@ -220,17 +211,6 @@ def test_witness_tells_a_schedule_from_a_hand_set_lr() -> None:
     assert witness.see((99.0,)).source == "manual"
 
 
-def test_forecasts_of_an_lr_that_stands_still_are_none_of_one_that_moves() -> None:
-    """A constant LR says nothing about how often its scheduler is stepped: only three forecasts of another LR do."""
-    for rows, moved in ([[(0.1,)] * 7, [False] * 7], [[(0.1 * i,) for i in range(1, 8)], [False] * 3 + [True] * 4]):
-        witness, seen = LrWitness().predict(tuple(rows)), []
-        for row in rows:
-            witness = witness.see(row)
-            seen.append(witness.moved)
-        assert seen == moved
-    assert witness.moved and not LrWitness().predict(((0.1,), (0.2,))).see((0.1,)).see((0.3,)).moved
-
-
 @pytest.mark.parametrize(("source", "trips"), [("scheduler", True), ("manual", False), ("untested", False)])
 def test_tripwire_trips_only_where_forecasts_came_true_before_the_save(source: str, trips: bool) -> None:
     """A script that sets its LR by hand makes forecasts wrong; there a step off the forecast is no reason to refuse."""
@@ -243,13 +223,6 @@ def test_tripwire_trips_only_where_forecasts_came_true_before_the_save(source: s
 def test_tripwire_without_a_manifest_never_trips() -> None:
     wire = LrTripwire.after(Expectation(basis="none"), SAVED, [(1e-3,)])
     assert wire.feed((9.0,)) is None and wire.done
-
-
-def test_norm_of_the_moments_may_differ_by_the_order_of_a_sum_and_no_more() -> None:
-    near = replace(SAVED, groups=(replace(SAVED.groups[0], moment_norm=0.5 * (1 + 5e-5)),))
-    off = replace(SAVED, groups=(replace(SAVED.groups[0], moment_norm=0.5 * (1 + 5e-4)),))
-    assert "first moments" not in failures(near)
-    assert failures(off)["first moments"] == "moments of another step, or of other parameters"
 
 
 # ---- another split of the same samples -------------------------------------------------------------------------------

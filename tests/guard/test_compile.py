@@ -157,7 +157,7 @@ def test_guard_adds_no_frame_no_break_and_no_recompile(
     bare, _ = train(build, how, "never", tmp_path / "bare", fullgraph=fullgraph)
     guarded, run = train(build, how, when, tmp_path / "run", fullgraph=fullgraph)
     assert guarded == bare
-    assert not run.session.waits_for_first_step
+    assert run.session.training.has_stepped
     if how not in ("function", "backward too"):
         torch.manual_seed(0)
         build()

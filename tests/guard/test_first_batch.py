@@ -8,8 +8,7 @@ import pytest
 import torch
 
 import chronicle
-from chronicle.resume.batch_reader import check_revisions, read_rows
-from chronicle.resume.checks.check import Outcome
+from chronicle.resume.batch_reader import read_rows
 from chronicle.resume.first_batch import (
     IGNORED,
     RowSetting,
@@ -118,11 +117,6 @@ def test_healthy_plan_has_no_findings(plan: LrCurve) -> None:
     assert find_in_plan(plan) == []
 
 
-def test_other_revision_is_noted_and_an_unknown_one_is_not_claimed() -> None:
-    checks = check_revisions({"tokenizer": "a", "chat_template": "b"}, {"tokenizer": "c"})
-    assert [(one.name, one.outcome, one.expected, one.found) for one in checks] == [("tokenizer", Outcome.NOTED, "a", "c")]
-
-
 def test_rows_without_a_tokenizer_are_numbers_unless_text_is_kept_out(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -195,7 +189,6 @@ def test_all_labels_masked_is_said_before_the_first_step(
     (seen,) = entries(run_dir, "guard.first_batch")
     assert [one["name"] for one in seen.data["findings"]] == ["all-labels-masked"]
     assert seen.step == 0
-    assert set(seen.data["revisions"]) == {"tokenizer"}
     assert capfd.readouterr().err.count("first batch: all-labels-masked") == 1
     assert [(one.step, one.data["kind"], one.data["tier"]) for one in entries(run_dir, "incident")] == [
         (0, "all-labels-masked", "warn")

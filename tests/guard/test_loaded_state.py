@@ -8,25 +8,23 @@ import pytest
 from chronicle.journal import JournalWriter, read_journal
 from chronicle.paths import RunPaths
 from chronicle.resume.checks.check import Outcome
-from chronicle.resume.checks.memory import LoadedState, check_loaded, check_mode, further_checks
+from chronicle.resume.checks.memory import check_loaded, further_checks
 from chronicle.resume.checks.run import check_newest
 from chronicle.resume.contract import Expectation
 from chronicle.resume.journal import fold_history
 from chronicle.resume.learning_rate import far_points
 from chronicle.resume.memory import Memory, RankDigest, Scheduler
-from chronicle.resume.moving import LoadedBuffers
+from chronicle.resume.moving import LoadedState
 
 SAVED = Memory(
     step=12,
     frozen="2 of 6 (aa)",
     objects={"Counter 0": "seven"},
-    training=(True, False),
     schedulers=(Scheduler(name="LambdaLR", further=((1.0, 0.5),)),),
-    ranks=(RankDigest(rank=0, buffers="mean"),),
+    ranks=(RankDigest(rank=0, each_buffer={"mean": "m"}),),
 )
-ENTRY = LoadedState(
-    buffers=LoadedBuffers(now="mean"), frozen="2 of 6 (aa)", objects={"Counter 0": "seven"}, objects_before={"Counter 0": "new"}
-)
+FACTS = {"mean": "m", "object Counter 0": "seven"}
+ENTRY = LoadedState(facts=FACTS, frozen="2 of 6 (aa)", objects_before={"object Counter 0": "new"})
 
 
 def expected(**accepted: str) -> Expectation:
@@ -41,13 +39,13 @@ def failing(entry: LoadedState, found: Memory, **accepted: str) -> list[str]:
     ("entry", "found", "names"),
     [
         ({}, {}, []),
-        ({"buffers": LoadedBuffers(now="zero")}, {}, ["buffers"]),
+        ({"facts": {**FACTS, "mean": "zero"}}, {}, ["buffers"]),
         ({"frozen": "0 of 6 (bb)"}, {}, []),  # the script freezes after the load
         ({}, {"frozen": "0 of 6 (bb)"}, []),  # and thaws by plan, or for half a step
         ({"frozen": "0 of 6 (bb)"}, {"frozen": "0 of 6 (bb)"}, ["frozen parameters"]),
         ({}, {"objects": {"Counter 0": "eight"}}, []),  # it moves when the first batch is drawn
         ({}, {"objects": {"Counter 0": "new"}}, ["state of `Counter 0`"]),
-        ({"objects": {"Counter 0": "six"}}, {}, ["state of `Counter 0`"]),
+        ({"facts": {**FACTS, "object Counter 0": "six"}}, {}, ["state of `Counter 0`"]),
     ],
 )
 def test_each_difference_counts_where_it_can_only_be_an_accident(
@@ -59,12 +57,6 @@ def test_each_difference_counts_where_it_can_only_be_an_accident(
 def test_other_frozen_layers_can_be_meant() -> None:
     other = "0 of 6 (bb)"
     assert failing(replace(ENTRY, frozen=other), replace(SAVED, frozen=other), frozen_parameters="second stage") == []
-
-
-def test_mode_is_that_of_the_last_steps() -> None:
-    assert [check.ok for check in check_mode(expected(), SAVED)] == [True]
-    (check,) = check_mode(expected(), replace(SAVED, training=(False, False)))
-    assert (check.ok, check.found) == (False, "evaluation, evaluation")
 
 
 def test_schedule_that_ends_elsewhere_names_the_step_it_departs_at() -> None:

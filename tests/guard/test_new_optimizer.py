@@ -163,7 +163,7 @@ def test_a_schedule_of_another_class_takes_over_from_the_one_before(tmp_path: Pa
         train(model, optimizer, 1)
         warm.step()
     second = phase(model, optimizer, torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.5), 4)
-    assert run.session.retired and not second.session.retired
+    assert run.session.training.retired and not second.session.training.retired
     torch.save(optimizer.state_dict(), tmp_path / "later.pt")
     optimizer.load_state_dict(torch.load(tmp_path / "later.pt", weights_only=True))
     assert second.session.start.expectation.memory is not None

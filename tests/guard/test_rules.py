@@ -20,7 +20,7 @@ from chronicle.resume.allowed import (
 from chronicle.resume.checks.check import Outcome, failed, noted
 from chronicle.resume.contract import NEVER_BY_REASON_ALONE, Contract, Expectation
 from chronicle.resume.memory import Memory
-from chronicle.resume.rules import RULES, judge
+from chronicle.resume.rules import RULES, SAME, judge
 
 GUARD = (Path(__file__).parents[2] / "docs" / "guard.md").read_text(encoding="utf-8")
 ROWS = re.findall(r"^\| .* \| (refused|noted|not compared) \| (`\w+`|–) \| .* \|$", GUARD, re.MULTILINE)
@@ -38,7 +38,7 @@ def test_a_difference_is_refused_once_and_allowed_once(row: str) -> None:
     refused = judge(expecting(), "value", 1.0, 2.0, rule=row, key=key)
     assert (refused.outcome, refused.code, refused.accepted) == (Outcome.DIFFERENT, rule.code, accepted)
     assert judge(expecting(another="why"), "value", 1.0, 2.0, rule=row, key=key).outcome is Outcome.DIFFERENT
-    assert judge(expecting(), "value", 1.0, 1.0 + rule.tolerance / 2, rule=row, key=key).outcome is Outcome.EQUAL
+    assert judge(expecting(), "value", 1.0, 1.0 + SAME / 2, rule=row, key=key).outcome is Outcome.EQUAL
     if accepted:
         allowed = judge(expecting(**{accepted: "why"}), "value", 1.0, 2.0, rule=row, key=key)
         assert (allowed.outcome, allowed.cause) == (Outcome.NOTED, f"1.0 → 2.0, accepted as `{accepted}`")

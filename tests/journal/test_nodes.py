@@ -48,5 +48,5 @@ def test_two_nodes_that_fail_are_one_interruption(paths):
     rows = [started("a"), started("b"), ended("a", 1), ended("b", 1), started("a", 2)]
     entries = write(paths, *rows)
     found = compute_costs(entries, {})
-    assert [one.cause for one in found.interruptions] == [Cause.SOFTWARE]
+    assert [one.cause for one in found.interruptions] == [Cause.UNKNOWN]
     assert len(found.resume_seconds) == 2

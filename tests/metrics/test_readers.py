@@ -9,10 +9,12 @@ from pathlib import Path
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tensorboard.compat.proto.event_pb2 import Event
 
 from chronicle.errors import ChronicleError
 from chronicle.metrics.mlflow_log import WhichRun
 from chronicle.metrics.readers import UnknownLog, read_log
+from tests.metrics.event_files import write_events
 from tests.metrics.printed import parse_log_line, read_lines
 
 LINES = {
@@ -201,19 +203,11 @@ def test_tensorboard_files_of_the_real_writer(tmp_path: Path) -> None:
 
 def test_session_start_inside_an_event_file_begins_a_launch(tmp_path: Path) -> None:
     """TensorFlow's supervisor writes SessionLog.START when it resumes into the same directory."""
-    event_pb2 = pytest.importorskip("tensorboard.compat.proto.event_pb2", reason="tensorboard is not installed")
-    summary_pb2 = pytest.importorskip("tensorboard.compat.proto.summary_pb2", reason="tensorboard is not installed")
     path = tmp_path / "events.out.tfevents.1.host"
-    frames = []
-    for step, start in ((1, False), (2, False), (1, True), (1, False)):
-        event = event_pb2.Event(wall_time=1.0 + step, step=step)
-        if start:
-            event.session_log.status = event_pb2.SessionLog.START
-        else:
-            event.summary.CopyFrom(summary_pb2.Summary(value=[summary_pb2.Summary.Value(tag="loss", simple_value=2.5)]))
-        data = event.SerializeToString()
-        frames.append(len(data).to_bytes(8, "little") + b"\0" * 4 + data + b"\0" * 4)
-    path.write_bytes(b"".join(frames) + frames[0][:9])  # the last frame is cut off
+    loss = {"summary": {"value": [{"tag": "loss", "simple_value": 2.5}]}}
+    start = {"session_log": {"status": "START"}}
+    said = ((1, loss), (2, loss), (1, start), (1, loss))
+    write_events(path, [Event(wall_time=1.0 + step, step=step, **what) for step, what in said])
     assert [(p.launch, p.step, p.values["loss"]) for p in read_log(path)] == [(0, 1, 2.5), (0, 2, 2.5), (1, 1, 2.5)]
 
 

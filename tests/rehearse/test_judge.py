@@ -41,6 +41,14 @@ def test_a_counter_that_began_anew_is_told_with_what_the_checkpoint_held() -> No
     assert text == "20 → 10: it began anew at the resume; at step 10 it was 10"
 
 
+def test_a_value_that_stands_where_it_stood_at_the_save_comes_before_what_follows_from_it() -> None:
+    """A temperature of .99 a step, not loaded, is at step 20 what it was at step 10; losses and averages of them follow."""
+    first, saved = numbers(temperature=0.818, mean=0.44), numbers(temperature=0.904, mean=0.41)
+    (rank, what, text), (later, *_) = found(first, numbers(temperature=0.904, mean=0.43), saved=saved)
+    assert (rank, what, later) == (Rank.ANEW, "temperature", Rank.STATE)
+    assert text == "0.818 → 0.904: as it was at step 10; it began anew, or stands still"
+
+
 def test_a_count_that_is_one_behind_after_one_did_not_begin_anew_for_certain() -> None:
     """MACE steps its scheduler one time less after a restart: 3 → 2, where the checkpoint held 1."""
     ((rank, _, text),) = found(numbers(epoch=3), numbers(epoch=2), saved=numbers(epoch=1))

@@ -14,8 +14,9 @@ from chronicle.launch.code import read_code
 from chronicle.metrics.log import Point
 from chronicle.paths import RunPaths
 from chronicle.rehearse.judge import Rank
-from chronicle.rehearse.launches import Place, Played, _Seen, checkpoints_below, saved_in
-from chronicle.rehearse.rehearse import Rehearsal, answer_to_signal, begun
+from chronicle.rehearse.launches import Place, Played, _Seen
+from chronicle.rehearse.rehearse import Rehearsal, answer_to_signal, begun, due_after
+from rollback.checkpoint.below import checkpoints_below, saved_in
 from rollback.checkpoint.layout import Checkpoint
 
 
@@ -107,6 +108,16 @@ def test_a_save_that_comes_anyway_is_no_answer_to_a_signal(saves: tuple[int, ...
     assert (row.rank, row.sentence) == (rank, f"TERM: {said}")
     unsent = answer_to_signal(asked, replace(played(saves, last), ended_in=None))
     assert unsent.rank is Rank.NOT_COMPARED and "it was not sent" in unsent.text
+
+
+def test_a_save_that_was_due_right_after_the_signal_tells_nothing() -> None:
+    """Without an undisturbed launch the distance of the saves before tells which were due."""
+    asked = Rehearsal(command=("x",), at=10, to=20, signal="SIGTERM")
+    assert due_after({5, 10}, 30) >= {15, 20} and 12 not in due_after({5, 10}, 30) and not due_after((), 30)
+    row = answer_to_signal(asked, replace(played((7, 14), 20), told_at=13), due_after({7}, 40))
+    assert (row.rank, row.sentence) == (Rank.NOT_COMPARED, "TERM: the save of step 14 was due anyway; name another --at")
+    row = answer_to_signal(asked, replace(played((7, 13), 13), told_at=13), due_after({7}, 40))
+    assert row.rank is Rank.NOTE
 
 
 def test_what_the_guard_found_at_the_resume_is_told(tmp_path: Path) -> None:

@@ -17,7 +17,7 @@ from chronicle.errors import Refusal
 from chronicle.latest import pointers_to
 from chronicle.prints.compared import compare_prints
 from chronicle.replay.closed import landlock_version
-from chronicle.replay.origin import Origin, Saved, is_wide
+from chronicle.replay.plan import Plan, Saved, is_wide
 from chronicle.replay.replica import Replica
 from chronicle.replay.verdict import ReplayCase, ReplayVerdict, judge_replay
 from chronicle.resume.ring import SeenParts
@@ -92,7 +92,7 @@ def test_no_checkpoint_is_blamed_where_there_was_none() -> None:
     other = prints()
     other[0] = {step: replace(one, weights=999) for step, one in other[0].items()}
     one = compare_prints(prints(), other, start=START, until=UNTIL, begins={0: other[0][START]})
-    case = ReplayCase(compared=one, has_checkpoint=False)
+    case = ReplayCase(ranks=one.ranks, has_checkpoint=False)
     assert judge_replay(case).again
     apart = judge_replay(replace(case, plays_agree=False))
     assert apart.verdict is ReplayVerdict.RANDOM and "not seeded" in apart.why
@@ -102,16 +102,27 @@ def test_no_checkpoint_is_blamed_where_there_was_none() -> None:
     assert named.verdict is ReplayVerdict.CODE and "base.pt" in named.why
 
 
-def test_generators_that_are_told_late_are_no_difference_alone_and_are_one_with_another_result() -> None:
+def test_generators_that_are_told_late_and_that_nobody_restores_are_no_difference() -> None:
+    """A model that is called within the step leaves none in its first print. Unseeded, NumPy's is another one everywhere."""
     late, other = prints(), prints()
     late[0][START + 1] = replace(late[0][START + 1], seen=late[0][START + 1].seen & ~SeenParts.GENERATORS)
     other[0] = {step: replace(one, numpy=7) for step, one in other[0].items()}
     begins = {0: other[0][START]}
     one = compare_prints(late, other, start=START, until=UNTIL, begins=begins)
-    assert one.first is None and one.unrestored
+    assert one.first is None and one.unrestored == ("numpy",)
     other[0][UNTIL] = replace(other[0][UNTIL], gradient=999)
     found = compare_prints(late, other, start=START, until=UNTIL, begins=begins).first
-    assert found is not None and (found.step, found.parts[0]) == (START + 2, "numpy")
+    assert found is not None and (found.step, found.parts) == (UNTIL, ("gradient",))
+
+
+def test_generators_that_are_told_behind_the_first_difference_are_not_what_came_first() -> None:
+    """Within its first step the model is called by the optimizer: where the generators stood is told from the next step on."""
+    late, other = prints(), prints()
+    first = START + 1
+    late[0][first] = replace(late[0][first], seen=late[0][first].seen & ~SeenParts.GENERATORS, loss=9.0, gradient=9)
+    other[0] = {step: replace(one, torch=7) for step, one in other[0].items()}
+    found = compare_prints(late, other, start=START, until=UNTIL, begins={0: other[0][START]})
+    assert found.first is not None and found.first.step == first and "torch" not in found.unrestored
 
 
 def test_of_a_root_that_holds_the_working_directory_only_checkpoints_are_the_runs_own(tmp_path: Path) -> None:
@@ -120,7 +131,7 @@ def test_of_a_root_that_holds_the_working_directory_only_checkpoints_are_the_run
     saved_at(tmp_path, (4,), name="state.pt")
     data.write_bytes(b"rows")
     place = replica(tmp_path, root=tmp_path, saves=(state,), begin=state)
-    assert place.origin.own == (tmp_path / "logs" / "small", state)
+    assert place.plan.own == (tmp_path / "logs" / "small", state)
     assert (place.cwd / "data.pt").read_bytes() == b"rows" and (place.cwd / "state.pt").exists()
     assert not (replica(tmp_path, root=tmp_path, saves=(state,), begin=None).cwd / "state.pt").exists()
 
@@ -194,11 +205,11 @@ def replica(cwd: Path, *, root: Path, saves: tuple[Path, ...], begin: Path | Non
     run_dir = cwd / "logs" / "small"
     run_dir.mkdir(parents=True, exist_ok=True)
     saved = None if begin is None else Saved(step=4, checkpoint=open_checkpoint(begin), identity={})
-    origin = Origin(
+    plan = Plan(
         settings=Settings(run="small", logs_dir=cwd / "logs", checkpoints_dir=root), launch=1, begin=saved,
         command=("python", "train.py"), cwd=cwd, environ={}, roots=(root,), saves=saves,
     )  # fmt: skip
-    place = Replica(name="small", scratch=Path(tempfile.mkdtemp(dir=cwd.parent)), origin=origin)
+    place = Replica(name="small", scratch=Path(tempfile.mkdtemp(dir=cwd.parent)), plan=plan)
     place.prepare()
     return place
 

@@ -35,7 +35,7 @@ from chronicle.resume.ring import (
 from chronicle.resume.training import Training
 
 OF_MODEL = SeenParts.BATCH | SeenParts.GRADIENT | SeenParts.WEIGHTS
-WHOLE = OF_MODEL | SeenParts.GENERATORS | SeenParts.OPTIONS | SeenParts.MODES
+WHOLE = OF_MODEL | SeenParts.GENERATORS | SeenParts.OPTIONS
 FIELDS = ("torch", "batch", "options", "gradient", "weights")
 
 
@@ -313,25 +313,6 @@ def test_a_difference_shows_in_its_own_field_first(
     step, fields = first_difference(clean, loop.train(9).ring())
     name = {"generators": "torch"}.get(what, what)
     assert (step, fields[0]) == (5, name), fields
-
-
-def test_models_that_are_set_otherwise_have_another_mode(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """In a step that evaluates, drops out less, has a frozen weight, or computes in another precision."""
-    clean = Loop(tmp_path / "a", monkeypatch).train(6).ring().steps()
-
-    def modes(name: str, change: Callable[[Loop, bool], Any]) -> list[int]:
-        loop = Loop(tmp_path / name, monkeypatch)
-        loop.before = lambda step: (change(loop, step == 4), None)[1]
-        steps = loop.train(6).ring().steps()
-        return [step for step in steps if steps[step].modes != clean[step].modes]
-
-    assert modes("b", lambda loop, now: loop.model.train(not now)) == [4]
-    assert modes("c", lambda loop, now: setattr(loop.model[1], "p", 0.2 if now else 0.1)) == [4]
-    assert modes("d", lambda loop, now: loop.model[0].bias.requires_grad_(not now)) == [4]
-    assert modes("e", lambda loop, now: torch.set_float32_matmul_precision("medium" if now else "highest")) == [4]
-    threads = torch.get_num_threads()
-    assert modes("g", lambda loop, now: torch.set_num_threads(threads + now)) == [4]
-    assert modes("f", lambda loop, now: None) == []
 
 
 def test_labels_that_no_print_holds_show_in_the_gradient(

@@ -117,6 +117,21 @@ def test_a_rank_that_differs_is_told_at_once_and_is_an_incident(run: Run) -> Non
     assert incidents == [(24, "ranks-differ")]
 
 
+def test_ranks_on_another_kind_of_machine_are_named_with_it_and_accused_of_nothing(run: Run) -> None:
+    """Another kind of processor computes other bits: it is among what has changed."""
+    for launch, kind in ((1, "A100"), (2, "H100")):
+        for rank in range(2):
+            path = ring_path(run.paths.launch_dir(launch), rank)
+            path.unlink(missing_ok=True)
+            RingWriter(path, {"rank": rank, "ranks": 2, "host": "n", "machine": kind if rank else "A100"}).close()
+    run.take(1, 1, 30)
+    run.take(2, 21, 25, others={(1, 24): {"gradient": 9, "weights": 9}})
+    run.poll()
+    (found,) = run.told
+    assert found.verdict == "code, packages or settings differ"
+    assert "kind of machine: A100 → H100 (1 of 2 ranks)" in found.why
+
+
 def test_a_rank_is_not_named_before_the_others_took_the_step(run: Run) -> None:
     run.take(2, 21, 25, others={(1, 24): {"gradient": 9, "weights": 9}})
     ring = ring_path(run.paths.launch_dir(2), 0)

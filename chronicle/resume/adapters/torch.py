@@ -31,7 +31,7 @@ from chronicle.resume.faults import (
     shielded,
 )
 from chronicle.resume.fingerprint import LiveState, collect_optimizers, optimizer_steps
-from chronicle.resume.learning_rate import BoundScheduler, number
+from chronicle.resume.learning_rate import BoundScheduler, lrs_of
 from chronicle.resume.memory import WHOLE, Memory
 from chronicle.resume.records import NOT_RECORDED, optimizer_states, state_digest
 from chronicle.resume.session import GuardSession
@@ -152,10 +152,11 @@ class AttachedRun:
         if self._live.models:
             self.session.hear(Begins(model=self._live.models[0], says_so=False))
         if why := _trained_before(self._live):
-            self.session.attached_late(why)
+            why = f"{why} when `attach` was called: call it before the load"
+            self.session.start.learn(state_loaded=True, no_basis=why)
 
     def _weights_loaded(self, model: Any, incompatible: Any) -> None:
-        if self.session.waits_for_first_step:
+        if not self.session.training.has_stepped:
             self.session.loads.saw_weights()
 
     def now_trains(self, live: LiveState) -> None:
@@ -219,7 +220,7 @@ class AttachedRun:
             return
         digest = state_digest(state)
         if self._taken is None or self._taken.digest != digest or self._taken.memory is not None:
-            lrs = _lrs(self._live.optimizers)
+            lrs = lrs_of(self._live.optimizers)
             self._taken = Taken(digest=digest, lrs=lrs, seen=self.session.data.position, thread=threading.get_ident())
             if self._unseen < MOST_UNSEEN or self._since >= STEPS_BETWEEN:
                 self._record(self._taken)
@@ -259,7 +260,8 @@ class AttachedRun:
         if taken.memory is not None:
             return
         # a load will overwrite what is taken before the first step: nothing has been trained yet
-        taken.is_first = self.session.waits_for_first_step and not self.session.stepped_unseen
+        training = self.session.training
+        taken.is_first = not training.has_stepped and not training.has_stepped_unseen
         taken.memory = self._describe(taken)
         self.session.records.keep(taken.memory, taken.digest, replaces=not taken.is_first)
         self._recorded[taken.digest] = taken
@@ -293,7 +295,7 @@ class AttachedRun:
 
     def _on_load(self, optimizer: Any, state: dict[str, Any]) -> None:
         self._taken = None  # what was taken before is overwritten
-        if self.session.retired:
+        if self.session.training.retired:
             return  # the session that took over reads the record
         memory = self.session.records.of_state(state_digest(state))
         why = memory.unknown.get(WHOLE, "") if memory else NOT_RECORDED
@@ -326,10 +328,6 @@ class _Unguarded(AttachedRun):
 
     def __init__(self, problem: Exception, run: Any) -> None:
         record_without_session("attach", problem, run)
-
-
-def _lrs(optimizers: Sequence[Any]) -> tuple[float | None, ...]:
-    return tuple(number(group.get("lr")) for optimizer in optimizers for group in optimizer.param_groups)
 
 
 def _trained_before(live: LiveState) -> str:

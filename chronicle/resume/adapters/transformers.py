@@ -15,10 +15,9 @@ from typing import Any
 from transformers import TrainerCallback
 from transformers.trainer_utils import get_last_checkpoint
 
-from chronicle.journal.events import Incident
 from chronicle.recording import start
 from chronicle.resume.adapters.hooks import GuardedCallback, dtype_of, hook_optimizer_steps, split_of
-from chronicle.resume.batch_reader import has_decoder, heads_of, revisions_of
+from chronicle.resume.batch_reader import has_decoder, heads_of
 from chronicle.resume.batches import samples_of
 from chronicle.resume.checks.check import not_compared
 from chronicle.resume.contract import Options
@@ -154,8 +153,6 @@ class ChronicleCallback(GuardedCallback, TrainerCallback):  # type: ignore[misc]
             apart=has_decoder(self._parts.get("model")),
             precision="bf16" if getattr(args, "bf16", False) else "fp16" if getattr(args, "fp16", False) else "fp32",
         )
-        if self.session.ranks.rank == 0:
-            first.knows(revisions=revisions_of(tokenizer, self._parts.get("model")))
         if trainer is not None:
             own = getattr(trainer, "compute_loss_func", None)
             self._kind = {"trainer": type(trainer).__name__, "compute_loss_func": own}
@@ -228,12 +225,7 @@ class ChronicleCallback(GuardedCallback, TrainerCallback):  # type: ignore[misc]
         text = f"{what} is not finite in step {step} on rank {session.ranks.rank}: the last batches are in `{path}`"
         if self._parts["args"].logging_nan_inf_filter:
             text += "; the Trainer's log shows the mean of earlier losses instead (logging_nan_inf_filter)"
-        incident = Incident(
-            kind="loss-not-finite", tier="warn", status="open", onset_step=step, alarm_step=step, channels=("guard",),
-            launch=session.journal.launch, change="opened", text=text,
-        )  # fmt: skip
-        session.journal.write(incident, step=step, title=f"warn: loss-not-finite: {text}", from_any_rank=True)
-        session.journal.say("not finite", text)
+        session.journal.tell("loss-not-finite", text, step=step, said=text, from_any_rank=True)
 
     def _observe(self) -> LiveState:
         args, state = self._parts["args"], self._parts["state"]

@@ -4,27 +4,25 @@ What each value is and what may have gone wrong is a row of `rules.py`. A value 
 Checks that passed are returned too, so that the verdict in the journal says what was compared.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from typing import Any
 
 from chronicle.resume.checks.check import Check, attempt, compared, not_compared, noted
 from chronicle.resume.contract import COMPUTED, SMALL_JUMP, Expectation, close_rows
 from chronicle.resume.learning_rate import far_points
 from chronicle.resume.memory import Memory, ParamGroup, RankDigest, Scheduler
-from chronicle.resume.moving import MOVES, OBJECT, LoadedBuffers, check_buffers
+from chronicle.resume.moving import MOVES, OBJECT, LoadedState, check_buffers
 from chronicle.resume.rules import RULES, SAME, judge, show_row
 
 PARTS = {  # of a description, as a person knows them
     "groups": "parameter groups",
     "lr": "learning rate per group",
-    "moment_norm": "first moments",
     "optimizer_steps": "optimizer step",
     "next_lrs": "learning rates of the next steps",
     "scaler": "loss scaler",
     "order": "order of the parameters",
     "frozen": "frozen parameters",
-    "training": "training mode",
     "data": "data position",
     "rng": "random generators",
     "moments": "optimizer moments",
@@ -149,19 +147,14 @@ def _optimizer_checks(expected: Expectation, memory: Memory, found: Memory) -> I
     if len(memory.groups) != len(found.groups):
         return
     for index, (saved, own) in enumerate(zip(memory.groups, found.groups, strict=True)):
-        yield from _group_checks(expected, saved, own, f"group {index}", same_world)
+        yield from _group_checks(expected, saved, own, f"group {index}")
 
 
 def _sizes(memory: Memory) -> list[tuple[int, int]]:
     return [(group.num_params, group.num_elements) for group in memory.groups]
 
 
-def _group_checks(
-    expected: Expectation, saved: ParamGroup, own: ParamGroup, where: str, same_world: bool
-) -> Iterator[Check]:
-    if saved.moment_norm is not None and same_world:
-        cause = "" if own.moment_norm else "the optimizer state was not restored: its moments are empty"
-        yield judge(expected, "first moments", saved.moment_norm, own.moment_norm, where=f"norm, {where}", cause=cause)
+def _group_checks(expected: Expectation, saved: ParamGroup, own: ParamGroup, where: str) -> Iterator[Check]:
     yield judge(expected, "parameters with state", saved.num_states, own.num_states, where=where)
     before, after = options_of(saved), options_of(own)
     moved = ("initial_lr", "max_lr", "min_lr") if expected.contract else ()
@@ -378,21 +371,6 @@ def position_cause(saved: Scheduler, own: Scheduler) -> str:
 # ---- state right after the load, before training changed it ----------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LoadedState:
-    """What one rank held right after the load, or (a plain loop) when its first batch came.
-
-    Running statistics change with the first forward pass, flags and the script's own objects whenever the script likes. Their
-    state at the load is therefore kept, and judged before the first step.
-    """
-
-    buffers: LoadedBuffers = field(default_factory=LoadedBuffers)
-    frozen: str = ""
-    objects: Mapping[str, str] = field(default_factory=dict)
-    objects_before: Mapping[str, str] = field(default_factory=dict)  # before the load: as the script made them
-    unregistered: Mapping[str, str] = field(default_factory=dict)
-
-
 def check_loaded(expected: Expectation, loaded: LoadedState, found: Memory, *, rank: int) -> Iterator[Check]:
     """Buffers, frozen parameters and the script's own objects. `found` is memory at the first step.
 
@@ -403,23 +381,23 @@ def check_loaded(expected: Expectation, loaded: LoadedState, found: Memory, *, r
     if memory is None:
         return
     saved = memory.of_rank(rank)
-    if saved is not None and saved.buffers:
-        yield check_buffers(saved.buffers, saved.each_buffer, loaded.buffers, f"saved buffers, rank {rank}")
+    if saved is not None and saved.each_buffer:
+        yield check_buffers(saved.each_buffer, loaded, f"saved buffers, rank {rank}")
     if memory.frozen and found.frozen:
         own = memory.frozen if memory.frozen == loaded.frozen else found.frozen
         yield judge(expected, "frozen parameters", memory.frozen, own)
-    for key, digest in memory.objects.items():
-        name = f"state of `{key}`"
+    for thing, digest in memory.objects.items():
+        name, key = f"state of `{thing}`", OBJECT.format(thing)
         if name in found.unknown:
             continue
-        own, moves = loaded.objects.get(key, ""), OBJECT.format(key)
-        if own == loaded.buffers.then.get(moves):
+        own = loaded.facts.get(key, "")
+        if own == loaded.then.get(key):
             own = digest  # it has read on, as in the first pass
-        elif own != digest and moves in loaded.buffers.keys:
-            yield not_compared(name, "M1", MOVES.format(f"`{key}`"), where=RULES["registered object"].where)
+        elif own != digest and key in loaded.keys:
+            yield not_compared(name, "M1", MOVES.format(f"`{thing}`"), where=RULES["registered object"].where)
             continue
-        if own == digest and found.objects.get(key) == loaded.objects_before.get(key) is not None:
-            own = found.objects[key]
+        if own == digest and found.objects.get(thing) == loaded.objects_before.get(key) is not None:
+            own = found.objects[thing]
         yield judge(expected, name, digest, own, rule="registered object")
     yield from _unregistered_checks(memory, loaded)
 
@@ -436,14 +414,3 @@ def _unregistered_checks(memory: Memory, loaded: LoadedState) -> Iterator[Check]
             yield not_compared(f"state of `{name}`", "M1", why)
         else:
             yield compared(f"state of `{name}`", "M1", True, expected="as at the save", found="equal")
-
-
-def check_mode(expected: Expectation, found: Memory) -> Iterator[Check]:
-    """Whether the models are in the same training mode as at the last step before the save."""
-    modes = expected.memory.training if expected.memory else None
-    if modes is not None and found.training is not None and len(modes) == len(found.training):
-        yield judge(expected, "training mode", _modes(modes), _modes(found.training))
-
-
-def _modes(modes: Sequence[bool]) -> str:
-    return ", ".join("training" if mode else "evaluation" for mode in modes)

@@ -4,15 +4,13 @@ Codes: F1…F10 files and pointers, M4 data, M5 object identity, L2 a start from
 `check_digest` read the checkpoint; the others are pure.
 """
 
-import json
-import re
 from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import Any
 
 from chronicle.resume.checks.check import Check, failed, not_compared, noted
 from chronicle.resume.contract import Contract, same_checkpoint
-from chronicle.resume.fingerprint import LiveState, saved_buffers
+from chronicle.resume.fingerprint import LiveState
 from chronicle.resume.journal import GuardHistory
 from chronicle.resume.memory import Memory
 from chronicle.resume.rules import show_row
@@ -21,44 +19,6 @@ from rollback.checkpoint.listing import open_checkpoint
 from rollback.checkpoint.manifest import digest_file
 from rollback.checks.verify import verify_checkpoint
 from rollback.errors import CheckpointNotFound, RollbackError, Severity, UnknownFormat, UnreadableFile
-
-NOT_IN_FILES = "weights of the model have no entry in the checkpoint's files"
-NOT_IN_MODEL = "entries of these files have no place in the model"
-WRAPPED = re.compile(r"(?<![^.])(module|_orig_mod|_fsdp_wrapped_module|_checkpoint_wrapped_module)\.")
-MOST_HEADER = 100_000_000  # bytes, which safetensors allows at most
-
-
-def keys_apart(root: Path, models: Sequence[Any]) -> str:
-    """Which tensors the safetensors files of a checkpoint hold under names that the model lacks, and the reverse; "" for none.
-
-    A loader that goes by names leaves such weights as they were made, without a word.
-    """
-    if len(models) != 1:
-        return ""
-    saved: set[str] = set()
-    for path in sorted(root.glob("model*.safetensors")) if root.is_dir() else ():
-        with path.open("rb") as file:
-            length = int.from_bytes(file.read(8), "little")
-            saved |= {WRAPPED.sub("", name) for name in json.loads(file.read(min(length, MOST_HEADER)))} - {"__metadata__"}
-    # never `state_dict`: of a sharded model it is a collective, and the other ranks may have nothing to ask
-    held = {WRAPPED.sub("", name): tensor for name, tensor in models[0].named_parameters(remove_duplicate=False)}
-    held |= {WRAPPED.sub("", name): tensor for name, tensor in saved_buffers(models[0])}
-    if not saved or any(name.endswith("_flat_param") for name in held):
-        return ""
-    here = {_place_of(tensor) for name, tensor in held.items() if name in saved}  # tied weights are written once
-    missing = sorted(name for name, tensor in held.items() if name not in saved and _place_of(tensor) not in here)
-    unused = sorted(saved - set(held))
-    parts = [
-        f"{len(names)} {what} ({', '.join(f'`{name}`' for name in names[:2])}{', …' if len(names) > 2 else ''})"
-        for names, what in ((missing, NOT_IN_FILES), (unused, NOT_IN_MODEL))
-        if names
-    ]
-    return "; ".join(parts)
-
-
-def _place_of(tensor: Any) -> tuple[Any, ...]:
-    """The memory of a tensor: equal for tied weights. A part that another rank holds is empty here, and has none."""
-    return (tensor.data_ptr(), tuple(tensor.shape)) if tensor.numel() else (id(tensor),)
 
 
 def check_files(root: Path) -> list[Check]:

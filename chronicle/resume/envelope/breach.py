@@ -4,7 +4,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from enum import StrEnum
 
-from chronicle.journal.events import Incident
 from chronicle.resume.journal import GuardJournal
 
 
@@ -67,22 +66,16 @@ class BreachLog:
         if breach.kind in self.told:
             return False
         self.told[breach.kind] = breach
-        title = f"{breach.tier}: {breach.kind.value} {breach.since}: {breach.words}"
-        incident = Incident(
-            kind=breach.kind.value,
+        self._journal.tell(
+            breach.kind.value,
+            breach.words,
+            step=breach.step,
             tier=breach.tier,
-            status="open",
-            onset_step=breach.step,
-            onset_low_step=breach.step if breach.low is None else breach.low + 1,
-            alarm_step=breach.step if breach.seen is None else breach.seen,
-            channels=("guard",),
-            launch=self._journal.launch,
-            change="opened",
-            text=breach.words,
+            low=breach.step if breach.low is None else breach.low + 1,
+            seen=breach.seen,
+            since=f" {breach.since}",
+            more=self._way_out(breach),
         )
-        self._journal.write(incident, step=breach.step, title=title)
-        advice = self._way_out(breach)
-        self._journal.say(f"envelope {breach.kind}", title + (f"; {advice}" if advice else ""))
         return True
 
     def spoils(self) -> str:

@@ -24,8 +24,8 @@ from chronicle.resume.envelope.samples import (
     say_difference,
 )
 from chronicle.resume.envelope.structure import PlannedLr, Structure, broken_promises
-from chronicle.resume.events import Ended, Loaded
-from chronicle.resume.fingerprint import LiveState
+from chronicle.resume.events import Ended, Loaded, StepBegins
+from chronicle.resume.fingerprint import LiveState, groups_of, held_by
 from chronicle.resume.hub import Observer
 from chronicle.resume.memory import RankDigest
 from chronicle.resume.training import Training
@@ -114,7 +114,7 @@ class Envelope(Observer):
         self.log = BreachLog(training.journal, way_out)
         self._later = DelayedReads()
         self._motion = Motion(self.log.tell, self._later)
-        self._promises = Promises(self.log.tell, self._later, self._owned, self._is_scaled, self._failed)
+        self._promises = Promises(self.log.tell, self._later, self._owned, self._is_scaled, self.failed)
         self._plan = PlannedLr()
         self._structure: Structure | None = None
         self._names: dict[int, str] = {}
@@ -131,14 +131,6 @@ class Envelope(Observer):
         self.off = training.off
 
     # ---- called by the session -------------------------------------------------------------------------------------
-
-    def before_step(self, optimizer: Any, engine: Any = None) -> None:
-        """An optimizer is about to step; with an `engine` its step as a whole."""
-        if not self.off:
-            try:
-                self._before_step(optimizer if engine is None else engine, engine is not None)
-            except Exception as problem:  # noqa: BLE001 recorded, or raised again where it is the script's
-                self._failed(problem)
 
     def at_save(self) -> str:
         """A checkpoint is being saved: look at every weight. Returns what spoils it, "" for nothing."""
@@ -184,8 +176,10 @@ class Envelope(Observer):
 
     # ---- a step ----------------------------------------------------------------------------------------------------
 
-    def _before_step(self, key: Any, is_engine: bool) -> None:
-        """Few questions at every step; a look where one of them, or the time, asks for it."""
+    def before_step(self, event: StepBegins) -> None:
+        """An optimizer is about to step, or an engine as a whole. Few questions; a look where one, or the time, asks for it."""
+        is_engine = event.engine is not None
+        key = event.engine if is_engine else event.optimizer
         if self._structure is not None and self._structure.has_turned():
             self._begin()
             self._look_at_structure()
@@ -323,15 +317,17 @@ class Envelope(Observer):
             self.log.tell(Breach(kind=BreachKind.LR, step=found[0], words=found[1], seen=step))
 
     def _look_at_weights(self, live: LiveState, step: int | None) -> None:
-        """NaN in any weight that is trained, after `step`."""
+        """NaN in any weight that is trained, or in its moments, after `step`."""
         import numpy as np
 
-        named = [(name, p) for model in live.models for name, p in model.named_parameters() if p.requires_grad]
+        named = [(f"`{name}`", p) for model in live.models for name, p in model.named_parameters() if p.requires_grad]
+        for optimizer, group in groups_of(live.optimizers):
+            named += [(f"`{key}` of `{self._names.get(id(p), '?')}`", held) for p, key, held in held_by(optimizer, group)]
         rows = Snapshot([p for _, p in named]).rows()
         bad = [name for (name, _), row in zip(named, rows, strict=True) if row is not None and np.isnan(row).any()]
         if bad:
             more = f" and {len(bad) - 1} more" if len(bad) > 1 else ""
-            words = f"`{bad[0]}`{more} holds NaN"
+            words = f"{bad[0]}{more} holds NaN"
             self._tell(BreachKind.POISONED, words, step, self._sound)
         else:
             self._sound = step
@@ -363,8 +359,8 @@ class Envelope(Observer):
         low = low if step is not None and low is not None and low < step else None
         self.log.tell(Breach(kind=kind, step=step, words=words, seen=step, low=low))
 
-    def _failed(self, problem: Exception) -> None:
-        """One of the hooks failed."""
+    def failed(self, problem: Exception) -> None:
+        """A step or one of the hooks failed: recorded, or raised again where it is the script's."""
         with self._flying():
             raise problem
 

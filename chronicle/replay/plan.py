@@ -1,4 +1,4 @@
-"""Where a replay begins: which launch, from which verified checkpoint, with which command and variables.
+"""What a replay will do: which launch again, from which verified checkpoint, with which command and variables, to which step.
 
 What is missing for it is named here, before anything is started. The guard of a plain loop sees that state is taken, and not
 where the script writes it (`out/ckpt.pt`): such a state carries an identity that the journal knows, and is looked for by it.
@@ -7,20 +7,23 @@ where the script writes it (`out/ckpt.pt`): such a state carries an identity tha
 import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from chronicle.checkpoints import KnownStates, find_checkpoint_roots, find_verdict, known_states, with_launches
+from chronicle.checkpoints import KnownStates, find_present_roots, find_verdict, known_states, with_launches
 from chronicle.credentials import hidden_arguments
 from chronicle.errors import Refusal, UsageProblem
-from chronicle.journal import Entry
+from chronicle.journal import Entry, compute_lineage, read_journal
 from chronicle.journal.events import GuardVerdict, LaunchStart, RollbackReceipt, StateSaved, events_of
 from chronicle.journal.place import anchors_of
 from chronicle.launch.provenance import ALLOWED_VARIABLES
 from chronicle.launch.restarts import RESUME_FROM, RESUME_STEP
-from chronicle.rehearse.launches import checkpoints_below
+from chronicle.paths import list_launch_numbers
+from chronicle.replay.closed import ensure_network_closes
+from chronicle.resume.ring import Ring, rings_of
 from chronicle.settings import Settings
+from rollback.checkpoint.below import checkpoints_below
 from rollback.checkpoint.layout import Checkpoint, scan_entries
 from rollback.checkpoint.listing import find_format, list_checkpoints, open_checkpoint
 from rollback.checks.verify import verify_checkpoint
@@ -30,6 +33,7 @@ KEPT_VARIABLES = ("CHRONICLE_BATCH_TEXT",)
 OF_A_REPLAY = {"CHRONICLE_GUARD": "warn", "CHRONICLE_PRINTS": "every", "CHRONICLE_REPLAY": "1"}
 OF_THE_JOB = re.compile(r"SLURM_\w+|MASTER_(ADDR|PORT)|NODE_RANK|TORCHELASTIC_\w+")
 FEW_FILES = 4  # of a script's own directory for each save
+PRINTED_BY = "guarded launches under `chronicle run` make them (docs/replay.md); where another launch took the step: --launch N"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,10 +44,16 @@ class Saved:
     checkpoint: Checkpoint
     identity: Mapping[str, Any]
 
+    @property
+    def launch(self) -> int | None:
+        """The launch that saved it."""
+        found: int | None = self.identity.get("launch", self.checkpoint.launch)
+        return found
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Origin:
-    """Where plays begin: a launch of the run, its command, and a checkpoint."""
+class Plan:
+    """What a replay will do: a launch of the run again, from a checkpoint of it, to a step."""
 
     settings: Settings
     launch: int
@@ -54,6 +64,11 @@ class Origin:
     roots: tuple[Path, ...]
     saves: tuple[Path, ...]  # all checkpoints of the run
     passed_by: tuple[str, ...] = ()  # nearer checkpoints that nobody can begin from, and why; in words
+    rings: Mapping[int, Ring] = field(default_factory=dict)  # its prints, by rank
+    step: int = 0
+    until: int = 0
+    network: bool = False  # the script may reach it
+    scratch: Path | None = None  # where it writes; None: the temporary directory
 
     @property
     def start(self) -> int:
@@ -67,12 +82,61 @@ class Origin:
 
     @property
     def words(self) -> str:
-        """In a few words."""
+        """Where it begins, in a few words."""
         return "its beginning" if self.begin is None else f"step {self.start} (`{self.begin.checkpoint.path}`)"
 
 
-def start_of(entries: Sequence[Entry], number: int, command: Sequence[str] = ()) -> LaunchStart:
-    """The recorded start of a launch of one node. Raises `Refusal` where it cannot be started again, with `command` instead."""
+def plan_replay(
+    settings: Settings,
+    step: int,
+    *,
+    launch: int | None = None,
+    until: int | None = None,
+    command: Sequence[str] = (),
+    network: bool = False,
+    scratch: Path | None = None,
+    environ: Mapping[str, str] = os.environ,
+) -> Plan:
+    """Plan the replay of a step. Raises `Refusal` or `UsageProblem` with the missing piece; nothing is started."""
+    if step < 1:
+        raise UsageProblem(f"step is {step}: expected 1 or more", "steps count completed optimizer steps")
+    if until is not None and until < step:
+        raise UsageProblem(f"--until is {until}: expected {step} or more")
+    entries = read_journal(settings.paths).entries
+    number, rings, next_print = _launch_of(settings, entries, step, launch)
+    start = ensure_replayable(entries, number, command, network=network)
+    cwd = Path(start.cwd)
+    roots = _roots(settings, entries, cwd)
+    saved = list(_saved(roots, entries, cwd))
+    begin, passed_by = _nearest(saved, entries, number, step)
+    is_of_another = begin is not None and begin.launch != number
+    if is_of_another and settings.paths.contract_path.exists() and _is_later_rollback(entries, number):
+        raise Refusal(
+            f"launch {number} began under another contract than the run has now (a later rollback replaced it)",
+            f"replay a step after its first own checkpoint: --launch {number}",
+        )
+    return Plan(
+        settings=settings,
+        launch=number,
+        begin=begin,
+        command=tuple(command) or tuple(start.argv),
+        cwd=cwd,
+        environ=_environment(environ, start, begin),
+        roots=roots,
+        saves=tuple(one.checkpoint.path for one in saved),
+        passed_by=passed_by,
+        rings=rings,
+        step=step,
+        until=until or next_print,
+        network=network,
+        scratch=scratch,
+    )
+
+
+def ensure_replayable(
+    entries: Sequence[Entry], number: int, command: Sequence[str] = (), *, network: bool = False
+) -> LaunchStart:
+    """The recorded start of a launch. Raises `Refusal` or `UsageProblem` where it, or `command`, cannot be started here."""
     starts = [start for entry, start in events_of(entries, LaunchStart) if entry.launch == number]
     if not starts:
         raise Refusal(f"the journal has no start of launch {number}: its command is not known")
@@ -83,38 +147,40 @@ def start_of(entries: Sequence[Entry], number: int, command: Sequence[str] = ())
     if hidden := hidden_arguments(tuple(starts[0].argv)) if not command else ():
         again = f"give it again: chronicle replay STEP -- {' '.join(starts[0].argv)}"
         raise UsageProblem(f"the recorded command hides {', '.join(hidden)}", again)
+    if not network:
+        ensure_network_closes()
     return starts[0]
 
 
-def find_origin(
-    settings: Settings, entries: Sequence[Entry], number: int, before: int, command: Sequence[str], environ: Mapping[str, str]
-) -> Origin:
-    """The nearest verified checkpoint of launch `number` before step `before`, and its command, or `command`.
+def _launch_of(
+    settings: Settings, entries: Sequence[Entry], step: int, launch: int | None
+) -> tuple[int, Mapping[int, Ring], int]:
+    """The launch whose step it is, its prints by rank, and the first step from this one on of which all ranks have one.
 
-    Raises `Refusal` or `UsageProblem` with the missing piece.
+    Raises `Refusal` or `UsageProblem` where there is none, or more than one.
     """
-    start = start_of(entries, number, command)
-    cwd = Path(start.cwd)
-    roots = _roots(settings, entries, cwd)
-    saved = list(_saved(roots, entries, cwd))
-    begin, passed_by = _nearest(saved, entries, number, before)
-    is_of_another = begin is not None and begin.identity.get("launch") != number
-    if is_of_another and settings.paths.contract_path.exists() and _is_later_rollback(entries, number):
-        raise Refusal(
-            f"launch {number} began under another contract than the run has now (a later rollback replaced it)",
-            f"replay a step after its first own checkpoint: --launch {number}",
+    known = launch or compute_lineage(entries).owner(step)
+    found = []
+    for number in [known] if known else list_launch_numbers(settings.paths):
+        rings = rings_of(settings.paths.launch_dir(number))
+        printed = [set(ring.steps()) for ring in rings.values()]
+        common = set.intersection(*printed) if printed else set()
+        first = min((one.step for ring in rings.values() for one in ring.prints), default=step)
+        if first < step <= max(common, default=0):
+            found.append((number, rings, min(one for one in common if one >= step)))
+    if not found:
+        where = f"launch {known}" if known else f"run {settings.run}"
+        raise Refusal(f"{where} has no prints of step {step} or after it: nothing to compare a replay with", PRINTED_BY)
+    if len(found) > 1:
+        numbers = ", ".join(str(number) for number, _, _ in found)
+        raise UsageProblem(
+            f"step {step} was taken by launches {numbers}, none of them in the present lineage", "name one: --launch N"
         )
-    return Origin(
-        settings=settings,
-        launch=number,
-        begin=begin,
-        command=tuple(command) or tuple(start.argv),
-        cwd=cwd,
-        environ=_environment(environ, start, begin),
-        roots=roots,
-        saves=tuple(one.checkpoint.path for one in saved),
-        passed_by=passed_by,
-    )
+    number, rings, _ = found[0]
+    ranks = next(iter(rings.values())).header.get("ranks")
+    if ranks != len(rings):
+        raise Refusal(f"launch {number} had {ranks} ranks, and prints of {len(rings)} are here")
+    return found[0]
 
 
 def is_wide(root: Path, directory: Path) -> bool:
@@ -124,11 +190,7 @@ def is_wide(root: Path, directory: Path) -> bool:
 
 def _roots(settings: Settings, entries: Sequence[Entry], cwd: Path) -> tuple[Path, ...]:
     """Where checkpoints lie: as it is told or recorded; else, below `cwd`, where states are that the guard saw being taken."""
-    found = [
-        *([settings.checkpoints_dir] if settings.checkpoints_dir else []),
-        *find_checkpoint_roots(entries, None, Path.cwd()),
-        *map(Path, anchors_of(settings.paths).roots),
-    ]
+    found = [*find_present_roots(settings, entries), *map(Path, anchors_of(settings.paths).roots)]
     if not found:
         wanted = {saved.identity for _, saved in events_of(entries, StateSaved) if saved.identity}
         states = known_states(entries)
@@ -175,11 +237,7 @@ def _nearest(
     """
     verdicts = [verdict for entry, verdict in events_of(entries, GuardVerdict) if entry.launch == number]
     loaded = next((verdict.loaded for verdict in verdicts if verdict.loaded and verdict.loaded.get("launch") != number), {})
-    found: list[Saved] = []
-    for one in saved:
-        is_origin = bool(loaded) and bool(one.identity) and one.identity.get("id") == loaded.get("id")
-        if one.step < step and (one.identity.get("launch", one.checkpoint.launch) == number or is_origin):
-            found.append(one)
+    found = [one for one in saved if one.step < step and (one.launch == number or _is_same(one.identity, loaded))]
     problems: list[str] = []
     for one in sorted(found, key=lambda row: row.step, reverse=True):
         why = _why_unsound(one.checkpoint, entries)
@@ -194,6 +252,10 @@ def _nearest(
         f"no verified checkpoint of launch {number} before step {step} is left{more}",
         "a checkpoint that the launch saved, or the one that it began from, is needed",
     )
+
+
+def _is_same(one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
+    return bool(one and other) and one.get("id") == other.get("id")
 
 
 def _why_unsound(one: Checkpoint, entries: Sequence[Entry]) -> str:
