@@ -80,10 +80,14 @@ class Run:
     def launch(self, number: int | None) -> int:
         """The number, or that of the last launch; raises `ChronicleError` where the run has none of it."""
         numbers = [launch.number for launch in self.launches]
-        if number in numbers or (number is None and numbers):
-            return numbers[-1] if number is None else number
-        found = ", ".join(map(str, numbers[-8:])) or "none"
-        raise ChronicleError(f"run `{self.name}` has no launch {number or 'yet'}: it has {found}", "name one of them")
+        if not numbers:
+            raise ChronicleError(f"run `{self.name}` has no launch", "name a run that was launched")
+        if number is None:
+            return numbers[-1]
+        if number not in numbers:
+            found = ", ".join(map(str, numbers[-8:]))
+            raise ChronicleError(f"run `{self.name}` has no launch {number}: it has {found}", "name one of them")
+        return number
 
     @property
     def lineage(self) -> Lineage:

@@ -93,3 +93,11 @@ def test_a_mistyped_command_is_answered_with_the_nearest_one(capsys: pytest.Capt
     assert capsys.readouterr().err == "error: no command `statsu`\nhint: did you mean `chronicle status`?\n"
     assert run(["note", "--stp", "3", "text"]) == 2
     assert "--step" in capsys.readouterr().err
+
+
+def test_rare_options_stand_in_the_whole_help_alone() -> None:
+    """`rollback --help` had 25 options; every one of them can still be typed."""
+    short, whole = shown("rollback", "--help"), shown("rollback", "--help-all")
+    assert "more options: --help-all" in short and "--lr-in" not in short and len(short.splitlines()) <= 34
+    assert "--lr-in" in whole and "more options" not in whole and whole.count("\n  --") > short.count("\n  --") + 6
+    assert "Old names" in shown("--help-all") and shown("--help-all") == shown("help", "all")
