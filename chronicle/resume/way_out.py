@@ -38,7 +38,7 @@ class WayOut(Observer):
         if sound is None and (start.loaded_from is not None or start.state_loaded):
             sound = start.start_step or 0
         if sound is None:
-            return f"no sound checkpoint of this launch is known; type: chronicle spikes --run {paths.run}"
+            return f"no sound checkpoint of this launch is known; type: chronicle watch --once --run {paths.run}"
         return f"to roll back, type: chronicle rollback --to {sound} --run {paths.run}"
 
     def _newest_before(self, breach: Breach) -> int | None:

@@ -49,7 +49,7 @@ def check_unspoilt(memory: Memory | None, root: Path | None) -> list[Check]:
     """F11: the guard saw nothing wrong with the weights when this state was saved."""
     if memory is None or not memory.spoilt:
         return []
-    cause = "the weights were spoilt before this save: go back to an earlier one (`chronicle spikes`)"
+    cause = "the weights were spoilt before this save: go back to an earlier one (`chronicle watch --once`)"
     where = "the loaded state" if root is None else str(root)
     return [failed("sound weights", "F11", expected="a sound state", found=memory.spoilt, where=where, cause=cause)]
 
