@@ -40,6 +40,7 @@ from chronicle.resume.events import BatchEntered, Inputs
 from chronicle.resume.feed import LENGTH, ROWS
 from chronicle.resume.fingerprint import (
     LiveState,
+    Parts,
     fingerprint_memory,
     frozen_parameters,
     groups_of,
@@ -344,7 +345,7 @@ class Loads(Observer):
                 passes=self._passes,
                 then=then,
                 keys=(*saved.moving, *then) if saved else (),
-                unregistered=unregistered.facts_of(live) if memory and memory.unregistered else {},
+                unregistered=unregistered.facts_of(live, Parts()) if memory and memory.unregistered else {},
             )
             self._held = {AT_BATCH: weights_and_each(live), **self._held}
             self._earlier, self._passes = None, 0

@@ -72,7 +72,7 @@ class Unregistered(Observer):
         observe = self._observe()
         if observe is None or (self._looks >= NUM_LOOKS and not self._saved):
             return RESTS
-        now = facts_of(observe())
+        now = self._look(observe())
         self._note_ids()
         if self._looks < NUM_LOOKS:
             self._looks += 1
@@ -89,13 +89,23 @@ class Unregistered(Observer):
 
     def at_save(self, live: LiveState, step: int | None) -> Facts:
         """What moved so far and counts, as it is now, for the checkpoint."""
-        now = facts_of(live)
+        now = self._look(live)
         self._note_ids()
         found = [key for key in moved(self._first, now) if self._counts(key, now[key])][:NUM_KEYS]
         things, parts = _things(), Parts()
         traces = {key: parts.take(key, functools.partial(_traces, key, now[key], things), list[bytes]()) for key in found}
         self._step, self._saved = step, {key: one for key, one in traces.items() if key not in parts.unknown}
         return {key: now[key] for key in found}
+
+    def _look(self, live: LiveState) -> Facts:
+        """The facts of now. An object that cannot be looked at is said, once."""
+        parts = Parts()
+        now = facts_of(live, parts)
+        for name in parts.unknown.keys() - self._said:
+            self._said.add(name)
+            text = f"`{name}` cannot be looked at: {parts.unknown[name]}"
+            self._journal.tell("state-not-read", text, step=self._step, tier="notice")
+        return now
 
     def _note_ids(self) -> None:
         for name, thing in _things().items():
@@ -161,15 +171,14 @@ def _may_count(thing: Any) -> bool:
     return declares or (not is_data and (is_of_the_script(kind) or callable(getattr(kind, "state", None))))
 
 
-def facts_of(live: LiveState) -> dict[str, str]:
-    """Facts of every object that may count: `name.attribute` -> kind and value."""
+def facts_of(live: LiveState, parts: Parts) -> dict[str, str]:
+    """Facts of every object that may count: `name.attribute` -> kind and value. What cannot be read is left to `parts`."""
     hold(getattr(live.feed, name, None) for name in ("sampler", "batch_sampler"))
     models = [*live.models, *(getattr(model, "module", None) for model in live.models)]
     known = {id(one) for one in (*models, *live.averages.values(), *live.objects.values(), live.scaler)}
     known |= {id(bound.scheduler) for bound in live.schedulers}
     known |= {id(part) for model in live.models for part in model.modules()}
     known.discard(id(None))
-    parts = Parts()  # what cannot be read is left out
     params = {id(p): tuple(p.shape) for model in live.models for p in model.parameters()}
     shapes = set(params.values())
     own = parts.take("own tensors", lambda: set(_places(live.models)), set[int]())

@@ -164,6 +164,25 @@ def test_what_is_in_a_file_or_is_no_state_is_not_named(
     assert said(tmp_path) == []
 
 
+class Odd:
+    """Its array cannot be read: `shape` and `dtype` without values."""
+
+    class Nothing:
+        shape, dtype = (4,), "float32"
+
+    def __init__(self) -> None:
+        self.mean = Odd.Nothing()
+
+
+def test_an_object_that_cannot_be_looked_at_is_said_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    train(tmp_path, monkeypatch, lambda model: {"odd": Odd(), "stop": Patience()})
+    assert said(tmp_path) == ["`stop` (Patience) moves and is in no file of this checkpoint: best, bad"]
+    kinds = [one.data["kind"] for one in read_journal(RunPaths(tmp_path / "logs" / "r")).of_kind("incident")]
+    assert kinds.count("state-not-read") == 1 and capsys.readouterr().err.count("`odd` cannot be looked at") == 1
+
+
 @pytest.mark.parametrize("restores", [False, True])
 def test_a_resume_says_what_is_not_as_it_was(restores: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def again(model: nn.Module) -> dict[str, Any]:

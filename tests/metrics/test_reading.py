@@ -4,6 +4,7 @@ import json
 import random
 import sqlite3
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -217,7 +218,7 @@ def test_the_way_out_of_an_unreadable_log_is_one(name: str, tmp_path: Path) -> N
 
 def test_records_without_a_step_are_counted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Read once they were refused, and followed all of them were at step 0."""
-    monkeypatch.setattr("chronicle.cli.watch.time.sleep", press_ctrl_c)
+    monkeypatch.setattr("chronicle.cli.watch.time", SimpleNamespace(sleep=press_ctrl_c))  # no other module's sleep
     path = tmp_path / "bare.jsonl"
     path.write_text('{"config": 1}\n' + "".join(json.dumps({"loss": x, "accuracy": 0.5}) + "\n" for x in losses(1)))
     data, watched = watch([str(path)], once=True).data, watch([str(path)]).data
@@ -227,7 +228,7 @@ def test_records_without_a_step_are_counted(tmp_path: Path, monkeypatch: pytest.
 
 
 def test_an_empty_log_is_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("chronicle.cli.watch.time.sleep", press_ctrl_c)
+    monkeypatch.setattr("chronicle.cli.watch.time", SimpleNamespace(sleep=press_ctrl_c))  # no other module's sleep
     path = tmp_path / "train.log"
     path.write_text("")
     assert ": 0 points, 0 events, no points yet\n" in watch([str(path)]).text

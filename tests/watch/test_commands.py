@@ -10,6 +10,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -233,7 +234,7 @@ def test_hook_of_the_tier_is_called_with_the_event(tmp_path: Path, monkeypatch: 
     (tmp_path / "chronicle.toml").write_text(f'run = "r"\non_propose = "{hook}"\non_notice = "exit 3"\n')
     write(tmp_path / "logs" / "r" / "launches" / "0001" / "metrics.jsonl", DIVERGENCE)
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("chronicle.cli.watch.time.sleep", press_ctrl_c)
+    monkeypatch.setattr("chronicle.cli.watch.time", SimpleNamespace(sleep=press_ctrl_c))  # no other module's sleep
     assert watch(None, once=True).exit_code == 0 and not out.exists()  # a second look at an old log calls nobody
     assert watch(None).exit_code == 0
     kind, onset = out.read_text().split()
@@ -291,7 +292,7 @@ def test_metrics_package_knows_only_the_table_of_channel_names_of_rollback() -> 
 
 def test_ctrl_c_ends_a_watch_with_its_summary_and_0(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """It was "error: interrupted", 130: the usual end of a watch is no error."""
-    monkeypatch.setattr("chronicle.cli.watch.time.sleep", press_ctrl_c)
+    monkeypatch.setattr("chronicle.cli.watch.time", SimpleNamespace(sleep=press_ctrl_c))  # no other module's sleep
     result = watch([str(write(tmp_path / "a.jsonl", SPIKE))])
     assert result.exit_code == 0 and "instant-spike" in result.text and "\n  read: metrics.jsonl" in result.text
 
