@@ -25,7 +25,7 @@ def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def test_plan_names_arms_launches_and_price(capsys: pytest.CaptureFixture[str]) -> None:
     assert chronicle(["experiment", "plan", "restart-impact", "--profile", "cpu"]) == 0
     out = capsys.readouterr().out
-    for word in ("A-prime", "B-lr", "restart = B − A (main)", "margin ±0.02", "89 launches"):
+    for word in ("A-prime", "B-lr", "restart = B − A (main)", "margin ±0.02", "117 launches"):
         assert word in out
 
 
