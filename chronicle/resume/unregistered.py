@@ -321,6 +321,7 @@ def _traces(key: str, fact: str, things: Mapping[str, Any]) -> list[bytes]:
 
 
 def _files(paths: Iterable[Path]) -> Iterator[Path]:
+    """The files of these paths, and those beside a file. A path that is gone stands for itself: it cannot be read."""
     for path in paths:
         if path.is_dir():
             yield from (one for one in sorted(path.rglob("*")) if one.is_file())
@@ -328,6 +329,8 @@ def _files(paths: Iterable[Path]) -> Iterator[Path]:
             begun = path.stat().st_mtime - 60
             beside = (one for one in sorted(path.parent.iterdir()) if one.is_file() and one.stat().st_mtime >= begun)
             yield from (path, *(one for one in beside if one.suffix not in (".py", ".log", ".txt")))
+        else:
+            yield path
 
 
 def _get(thing: Any, name: str) -> Any:

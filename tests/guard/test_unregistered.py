@@ -204,6 +204,7 @@ def test_files_that_cannot_be_searched_name_nobody(tmp_path: Path) -> None:
     assert not Evidence([tmp_path]).is_whole
     (tmp_path / "packed.npz").unlink()
     np.savez(tmp_path / "plain.npz", mean=np.full(4, 0.25))
+    assert not Evidence([tmp_path / "plain.npz", tmp_path / "gone.pt"]).is_whole  # sent away, and removed here
     found = Evidence([tmp_path])
     assert found.is_whole and found.holds([np.full(4, 0.25).tobytes()]) and not found.holds([np.full(4, 0.5).tobytes()])
 
