@@ -1,7 +1,8 @@
 """TensorBoard's event files, read by TensorBoard's own reader: scalars in both their forms.
 
 An event file is one session; a `SessionLog.START` inside one begins another. Files of a directory are read in the order of the
-seconds in their names, which is when their writers began. A file ends where a record is cut: its writer was stopped.
+seconds in their names, which is when their writers began. A file ends where a record is cut (its writer was stopped) or
+damaged: TensorBoard's reader does not tell the two apart.
 """
 
 from __future__ import annotations

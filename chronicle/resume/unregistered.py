@@ -57,6 +57,7 @@ class Unregistered(Observer):
         self._step: int | None = None
         self._paths: list[Path] = []  # that were written since the step before
         self._said: set[str] = set()
+        self._unread: set[str] = set()
 
     def loaded(self, event: Loaded) -> None:
         """What differs from now on was moved by the training."""
@@ -101,8 +102,8 @@ class Unregistered(Observer):
         """The facts of now. An object that cannot be looked at is said, once."""
         parts = Parts()
         now = facts_of(live, parts)
-        for name in parts.unknown.keys() - self._said:
-            self._said.add(name)
+        for name in parts.unknown.keys() - self._unread:
+            self._unread.add(name)
             text = f"`{name}` cannot be looked at: {parts.unknown[name]}"
             self._journal.tell("state-not-read", text, step=self._step, tier="notice")
         return now

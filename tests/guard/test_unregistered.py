@@ -183,6 +183,20 @@ def test_an_object_that_cannot_be_looked_at_is_said_once(
     assert kinds.count("state-not-read") == 1 and capsys.readouterr().err.count("`odd` cannot be looked at") == 1
 
 
+class Late(Odd):
+    """It can be read from its first update on, and moves."""
+
+    def update(self) -> None:
+        self.mean = np.zeros(4) if isinstance(self.mean, Odd.Nothing) else self.mean + 0.25
+
+
+def test_what_could_not_be_looked_at_once_is_still_named_when_it_is_in_no_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    train(tmp_path, monkeypatch, lambda model: {"late": Late()})
+    assert said(tmp_path) == ["`late` (Late) moves and is in no file of this checkpoint: mean"]
+
+
 @pytest.mark.parametrize("restores", [False, True])
 def test_a_resume_says_what_is_not_as_it_was(restores: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def again(model: nn.Module) -> dict[str, Any]:
