@@ -18,13 +18,12 @@ from chronicle.errors import UsageProblem
 from chronicle.metrics.log import MetricsWriter, Point, read_metrics
 from chronicle.metrics.numbers import number_in
 from chronicle.metrics.readers import read_log
-from chronicle.rehearse.leaves import LeafForm, read_leaves
+from chronicle.rehearse.rehearse import leaves_of
 from experiments.definition import Setting
 from experiments.design import START, Leg, StudyPlan, StudyRun
 from experiments.errors import StudyError
 from experiments.files import LegResult, StudyPaths
 
-RANDOM = re.compile("rng|random")
 OUTPUT, GUARD = "output", "guard"  # where metrics come from; anything else is the path of a log
 
 @dataclass(frozen=True, slots=True)
@@ -163,10 +162,11 @@ class LegLaunch:
 
 def _digests(path: Path) -> Iterator[Point]:
     """The digest of every batch, where a trainer writes them as the bit transformer does."""
-    for line in path.read_text(encoding="utf-8").splitlines() if path.exists() else ():
-        row = json.loads(line)
-        digest = int(row["digest"][:13], 16)  # 52 bits: a float holds it exactly
-        yield Point(row=0, step=row["step"], time=None, values={"data_digest": digest})
+    if not path.exists():
+        return
+    for row in map(json.loads, path.read_text(encoding="utf-8").splitlines()):
+        values = {"data_digest": int(row["digest"][:13], 16)}  # 52 bits: a float holds it exactly
+        yield Point(row=0, step=row["step"], time=None, values=values)
 
 
 def digest_checkpoint(checkpoint: Path, step: int) -> tuple[str, str]:
@@ -175,8 +175,10 @@ def digest_checkpoint(checkpoint: Path, step: int) -> tuple[str, str]:
     What is stored beside them (times, paths) does not count.
     """
     weights, moments = hashlib.sha256(), hashlib.sha256()
-    for name, leaf in sorted(read_leaves(checkpoint, step, checkpoint).items()):
-        if leaf.form is LeafForm.TENSOR and not RANDOM.search(name):
+    for name, leaf in sorted(leaves_of(checkpoint, step, checkpoint).items()):
+        if leaf.pieces and not re.search("rng|random", name):
             digest = moments if "optim" in name else weights
-            digest.update(f"{name} {leaf.value}".encode())
+            digest.update(f"{name} {leaf.shape}".encode())
+            for chunk in leaf.chunks():
+                digest.update(chunk)
     return weights.hexdigest(), moments.hexdigest()

@@ -10,9 +10,11 @@ from chronicle.errors import ChronicleError
 from chronicle.story.plain import align_columns, format_size
 from rollback.checkpoint.layout import Checkpoint
 from rollback.checkpoint.listing import list_checkpoints, list_unrecognised, read_state, say_unrecognised
-from rollback.checks.inspection import GROUP_FIELDS, LR_FIELDS, compare_states, summarise
+from rollback.checks.inspection import GROUP_FIELDS, LR_FIELDS, summarise
+from rollback.checks.leaves import compare_leaves, read_leaves
 from rollback.disk import remote
 from rollback.errors import UnknownFormat, one_line, visible
+from rollback.records import record_of
 
 if TYPE_CHECKING:
     from chronicle.runs import Run
@@ -20,6 +22,7 @@ if TYPE_CHECKING:
 
 LABEL_WIDTH = 12
 MAX_LINES = 12
+MAX_NAMES = 6  # of tensors
 
 
 def inspect(
@@ -27,8 +30,10 @@ def inspect(
 ) -> CommandResult:
     """Show what a checkpoint holds, or what differs between two.
 
-    LRs, counters, RNG, data, topology. Without one, or of a directory of checkpoints, which
-    checkpoints are there and what was not recognised. Example: chronicle inspect checkpoints/opt_step-30500
+    LRs, counters, RNG, data, topology. Of two, every value in their files that differs, tensors by their bytes. Without one,
+    or of a directory of checkpoints, which checkpoints are there and what was not recognised.
+
+    Example: chronicle inspect checkpoints/opt_step-30500
 
     Options:
       [CKPT]: A path, a step or STEP@LAUNCH.
@@ -205,13 +210,46 @@ def _values(value: Any) -> str:
 
 
 def _compared(one: Checkpoint, other: Checkpoint) -> CommandResult:
-    """The numbers that differ between two checkpoints."""
-    differences = compare_states(*(read_state(checkpoint, allow_strays=True) for checkpoint in (one, other)))
-    names = (one.path.name, other.path.name)
-    rows = [("", *names), *((found.name, _short(found.before), _short(found.after)) for found in differences)]
-    text = "\n".join(align_columns(rows)) if differences else f"{names[0]} and {names[1]} hold the same numbers"
-    data = {"a": str(one.path), "b": str(other.path), "differences": [found.to_json() for found in differences]}
-    return CommandResult(text=visible(text), data=data, talk=name_twins(one, other))
+    """The values that differ between two checkpoints, and what could not be compared."""
+    before, after = (read_leaves(_files_of(checkpoint), checkpoint.step) for checkpoint in (one, other))
+    differences, unread = compare_leaves(before, after)
+    rows = [("", one.path.name, other.path.name)]
+    tensors: dict[str, list[str]] = {}
+    for found in differences:
+        counted = f" ({len(found.before)} of {found.num_compared})" if len(found.before) < found.num_compared else ""
+        if found.before == found.after:  # tensors of the same types and shapes
+            file, _, key = found.name.rpartition(": ")
+            tensors.setdefault(file, []).append(key + counted)
+        else:
+            rows.append((found.name + counted, _one_text(found.before), _one_text(found.after)))
+    num_equal = len(before.keys() | after.keys()) - len(unread) - sum(len(found.before) for found in differences)
+    lines = align_columns(rows) if len(rows) > 1 else []
+    for file, names in tensors.items():
+        lines.append(f"tensors of {file or one.path.name} that differ: {_first_of(names)}")
+    lines.append(f"{num_equal} values are equal")
+    for why in dict.fromkeys(unread.values()):
+        names = [name for name in unread if unread[name] == why]
+        lines.append(f"not compared: {_first_of(names)}: {why}")
+    data = {
+        "a": str(one.path), "b": str(other.path), "differences": [record_of(found) for found in differences],
+        "equal": num_equal, "not_compared": unread,
+    }  # fmt: skip
+    return CommandResult(text=visible("\n".join(lines)), data=data, talk=name_twins(one, other))
+
+
+def _files_of(checkpoint: Checkpoint) -> dict[str, Path]:
+    names = [file.path for file in checkpoint.files] + list(checkpoint.strays)
+    paths = {name: checkpoint.folder / name for name in names}
+    return {"" if path == checkpoint.path else name: path for name, path in paths.items()}
+
+
+def _first_of(names: Sequence[str]) -> str:
+    more = f" and {len(names) - MAX_NAMES} more" if len(names) > MAX_NAMES else ""
+    return ", ".join(names[:MAX_NAMES]) + more
+
+
+def _one_text(values: Sequence[object]) -> str:
+    return _short(values[0] if len(set(values)) == 1 else _values(list(values)))
 
 
 def _short(value: object) -> str:

@@ -15,14 +15,16 @@ from dataclasses import dataclass, replace
 from enum import IntEnum, StrEnum
 from typing import Any
 
+from chronicle.metrics.log import Point
 from chronicle.prints.compared import PARTS, PrintDifference, compare_prints, differing_parts
-from chronicle.rehearse.leaves import AT_STEP, LeafForm, Leaves, Value, measure
 from chronicle.resume.ring import Print
 from rollback.channels import Role, role_of
+from rollback.checks.leaves import INDEX, LeafForm, Leaves, Value, measure
 
 SPREAD = 10.0  # times the difference of A and A′ that one of A and B may have
 VARIES = 0.01  # relative difference of A and A′ from which a value is a measurement (seconds, speed), and no result
-NUMBERS = re.compile(rf"(?<=\.)\d+(?=\.|$)|(?<={AT_STEP})\d+$")  # keys of lists, steps of logged values
+AT_STEP = " at step "  # between a channel that was logged and the step
+NUMBERS = re.compile(rf"{INDEX.pattern}|(?<={AT_STEP})\d+$")  # keys of lists, steps of logged values
 
 Printed = Mapping[int, Mapping[int, Print]]  # rank -> step -> print
 
@@ -120,6 +122,16 @@ def judge(compared: Compared) -> Verdict:
 
 
 # --- values in files and in logs
+
+
+def logged_leaves(points: Iterable[Point], after: int, until: int) -> dict[str, Value]:
+    """The values that were logged in the steps after one and up to another, by channel and step."""
+    found: dict[str, Value] = {}
+    for point in points:
+        if after < point.step <= until:
+            for channel, value in point.values.items():
+                found[f"{channel}{AT_STEP}{point.step}"] = Value(LeafForm.NUMBER, value)
+    return found
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -257,7 +269,7 @@ def _changed(pattern: str, apart: Sequence[str], num_known: int, sides: Sides) -
     if AT_STEP in name:
         rank = Rank.LR if role_of(_called(pattern)) is Role.LR else Rank.LOGGED
     text = f"{_word(one)} → {_word(other)}"
-    if one.shape is not None:
+    if one.form is LeafForm.TENSOR and one.shape is not None:
         text = f"other values ({one.shape[0]}, {list(one.shape[1])})"
     if len(apart) > 1:
         text = f"{len(apart)} of {num_known} values differ, first `{name}`: {text}"

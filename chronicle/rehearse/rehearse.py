@@ -21,14 +21,24 @@ from chronicle.errors import ChronicleError, UsageProblem
 from chronicle.journal.events import LaunchStart
 from chronicle.launch.restarts import RESUME_FROM, RESUME_STEP
 from chronicle.prints.compared import PARTS
-from chronicle.rehearse.judge import Compared, Rank, Row, Sides, Verdict, compare_values, judge, judge_prints
+from chronicle.rehearse.judge import (
+    Compared,
+    Rank,
+    Row,
+    Sides,
+    Verdict,
+    compare_values,
+    judge,
+    judge_prints,
+    logged_leaves,
+)
 from chronicle.rehearse.kept import PLAYED, ensure_room, mark_played
 from chronicle.rehearse.launches import Place, Played, Until, environment_of, play, read_played
-from chronicle.rehearse.leaves import Leaves, logged_leaves, read_leaves
 from chronicle.rehearse.script import lines_with, refuse_outside
 from chronicle.resume.rehearsal import Asked
 from rollback.checkpoint.below import saved_in
 from rollback.checkpoint.layout import Checkpoint
+from rollback.checks.leaves import Leaves, Value, read_leaves
 
 KILL = "SIGKILL"
 DATA_STEPS = 2  # after k, with `--only data`
@@ -107,7 +117,7 @@ def play_rehearsal(asked: Rehearsal, scratch: Path, say: Say) -> Answer:
         target, why = _target(asked, broken, ended)
         rows += why
     if target is not None and target.step is not None:
-        saved = read_leaves(target.path, target.step, broken.out)
+        saved = leaves_of(target.path, target.step, broken.out)
         handed = {RESUME_FROM: str(target.path), RESUME_STEP: str(target.step)}
         resumed = _to_the_end(asked, broken, broken.fill(asked.resume, target.path), handed)
         compared, at = _compare(asked, (first, again, resumed), saved, (target.step, asked.to))
@@ -242,12 +252,21 @@ def _compare(
         rows.append(Row(Rank.NOT_COMPARED, "files", f"no checkpoint after step {steps[0]} that all launches saved"))
     else:
         for found, one in zip(leaves, played, strict=True):
-            found |= read_leaves(one.saves[at].path, at, one.out)
+            found |= leaves_of(one.saves[at].path, at, one.out)
     sides = Sides(first=leaves[0], again=leaves[1], resumed=leaves[2], saved=saved, step=steps[0])
     compared = compare_values(sides, asked.options_of_resume, (first.ranks, resumed.ranks))
     if not compared.num_values:
         rows.append(Row(Rank.NOT_COMPARED, "logged values", "none of the same step and name in both launches"))
     return replace(compared, rows=(*rows, *compared.rows)), at
+
+
+def leaves_of(checkpoint: Path, step: int, out: Path) -> dict[str, Value]:
+    """Every value in all files of a checkpoint. `out`: where its launch wrote, which may stand in texts."""
+    files = {"": checkpoint}
+    if checkpoint.is_dir():
+        files = {str(path.relative_to(checkpoint)): path for path in sorted(checkpoint.rglob("*")) if path.is_file()}
+    places = {str(out): "{out}", str(out.parent): "{scratch}"}
+    return read_leaves(files, step, places, out.parent / "unpacked")
 
 
 def begun(resumed: Played, step: int, to: int) -> Iterator[Row]:

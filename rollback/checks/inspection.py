@@ -1,33 +1,18 @@
-"""Summarises a checkpoint's state as JSON, and compares two of them. Pure.
+"""Summarises a checkpoint's state as JSON. Pure.
 
-`chronicle inspect` prints the summary, and of two the comparison. Per-parameter counters appear as a range.
+`chronicle inspect` prints the summary. Per-parameter counters appear as a range.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping
 
 from rollback.checkpoint.layout import Role
 from rollback.checkpoint.state import CheckpointState, OptimizerState, SchedulerState, last_epoch_of
 from rollback.lr import infer_scheduler_class
-from rollback.records import record_of
 
 LR_FIELDS = ("_last_lr", "base_lrs", "max_lrs", "min_lrs", "eta_min")
 GROUP_FIELDS = ("lr", "initial_lr", "max_lr", "min_lr", "weight_decay", "betas", "momentum", "eps")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Difference:
-    """One value that differs between two checkpoints; None stands for a missing one."""
-
-    name: str
-    before: object
-    after: object
-
-    def to_json(self) -> dict[str, object]:
-        """The form that `chronicle inspect A B --json` prints."""
-        return record_of(self)
 
 
 def summarise(state: CheckpointState) -> dict[str, object]:
@@ -113,56 +98,3 @@ def json_form(value: object, levels: int = 6) -> object:
     if name is not None and shape is not None:
         return f"<{name} {list(shape)}>"
     return f"<{getattr(value, 'name', type(value).__name__)}>"
-
-
-def compare_states(before: CheckpointState, after: CheckpointState) -> list[Difference]:
-    """The differences between two checkpoints, named like `scheduler[0].last_epoch`."""
-    one, other = dict(_values_of(before)), dict(_values_of(after))
-    names = list(dict.fromkeys([*one, *other]))
-    return [
-        Difference(name=name, before=one.get(name), after=other.get(name))
-        for name in names
-        if not _equal(one.get(name), other.get(name)) or (name in one) != (name in other)
-    ]
-
-
-def _values_of(state: CheckpointState) -> Iterator[tuple[str, object]]:
-    """(dotted name, leaf) pairs of a checkpoint; the name of one that is a file stands in none of them."""
-    own = state.checkpoint.path.name
-    for name, value in flatten(_comparable(state)):
-        if not state.checkpoint.single_file:
-            yield name, value
-        elif value != own:
-            yield name.replace(f"{own}:", "").replace(own, "size"), value
-
-
-_COMPARED = (
-    "step", "format", "optimizer_step", "scheduler_unit", "world_size", "counters", "rng", "data", "topology", "config",
-)  # fmt: skip
-
-
-def _comparable(state: CheckpointState) -> dict[str, object]:
-    """The summary without values that always differ, such as paths."""
-    summary = summarise(state)
-    return {
-        **{name: summary[name] for name in _COMPARED},
-        "scheduler": [{k: v for k, v in _scheduler(s).items() if k != "last_epoch"} for s in state.schedulers],
-        "optimizer": summary["optimizers"],
-        "files": {f.path: f.size_bytes for f in state.checkpoint.files},
-    }
-
-
-def flatten(value: object, name: str = "") -> Iterator[tuple[str, object]]:
-    """(dotted name, leaf) pairs of a JSON-able value; an empty mapping has none."""
-    if isinstance(value, Mapping):
-        for key, part in value.items():
-            yield from flatten(part, f"{name}.{key}" if name else str(key))
-    elif isinstance(value, list) and value and any(isinstance(part, (Mapping, list)) for part in value):
-        for index, part in enumerate(value):
-            yield from flatten(part, f"{name}[{index}]")
-    else:
-        yield name, value
-
-
-def _equal(one: object, other: object) -> bool:
-    return repr(one) == repr(other)

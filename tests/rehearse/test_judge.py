@@ -5,9 +5,19 @@ import math
 import pytest
 
 from chronicle.metrics.log import Point
-from chronicle.rehearse.judge import Compared, Rank, Row, Sides, Verdict, compare_values, judge, judge_prints
-from chronicle.rehearse.leaves import LeafForm, Leaves, Value, logged_leaves, measure
+from chronicle.rehearse.judge import (
+    Compared,
+    Rank,
+    Row,
+    Sides,
+    Verdict,
+    compare_values,
+    judge,
+    judge_prints,
+    logged_leaves,
+)
 from chronicle.resume.ring import Print, SeenParts
+from rollback.checks.leaves import LeafForm, Leaves, Value, measure
 
 
 def numbers(**values: float | str) -> dict[str, Value]:

@@ -101,6 +101,9 @@ def chronicle(*words: str) -> int:
     return run(words)
 
 
+OF_ELEMENTS = ("not looked for NaN", "would be fetched", "tensors of", "values are equal")  # a store says that it was not read
+
+
 def test_a_store_reads_as_a_disk_does(saved: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """The same words for the same bytes, with the URL in place of the path."""
     for words in (["inspect", "{}/opt_step-10"], ["diff", "{}/opt_step-5", "{}/opt_step-10"], ["verify", "{}/opt_step-10"]):
@@ -108,7 +111,7 @@ def test_a_store_reads_as_a_disk_does(saved: Path, capsys: pytest.CaptureFixture
         for place in (str(saved), ROOT):
             code = chronicle(*(word.format(place) for word in words))
             said = capsys.readouterr().out.splitlines()
-            told.append((code, [line for line in said if "not looked for NaN" not in line]))  # that a store says so is its own
+            told.append((code, [line for line in said if not any(words in line for words in OF_ELEMENTS)]))
         assert told[0] == told[1] and told[0][0] == 0 and told[0][1]
 
 

@@ -11,7 +11,15 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from chronicle.rehearse.leaves import LeafForm, measure, read_leaves
+from rollback.checks.leaves import LeafForm, Value, compare_leaves, differ, measure, read_leaves
+
+
+def read(path: Path, out: Path) -> dict[str, Value]:
+    """The leaves of a file, or of a directory, of step 20 that was written below `out`."""
+    files = {"": path}
+    if path.is_dir():
+        files = {str(one.relative_to(path)): one for one in sorted(path.rglob("*")) if one.is_file()}
+    return read_leaves(files, 20, {str(out): "{out}"}, out / "unpacked")
 
 
 def test_each_kind_of_file_gives_named_leaves(tmp_path: Path) -> None:
@@ -24,7 +32,7 @@ def test_each_kind_of_file_gives_named_leaves(tmp_path: Path) -> None:
     (checkpoint / "config.yaml").write_text(f"out: {tmp_path / 'out'}\nema: {{decay_step: 20}}\n")
     (checkpoint / "chat_template.jinja").write_text("{% for one in messages %}{{ one }}{% endfor %}")
     (checkpoint / "log.jsonl").write_text('{"loss": 1.5}\n{"loss": 1.0}\n')
-    found = read_leaves(checkpoint, 20, tmp_path / "out")
+    found = read(checkpoint, tmp_path / "out")
     assert found["state-N.pt: step"].value == 20 and found["state-N.pt: w"].form is LeafForm.TENSOR
     assert found["trainer_state.json: log.0.loss"].value == 1.5
     assert found["trainer_state.json: dir"].value == "{out}"
@@ -41,7 +49,7 @@ def test_paths_of_the_launch_are_no_difference(tmp_path: Path) -> None:
         checkpoint = tmp_path / name / "out" / "step-20"
         checkpoint.mkdir(parents=True)
         (checkpoint / "config.yaml").write_text(f"out: {tmp_path / name / 'out'}\n")
-        found.append(read_leaves(checkpoint, 20, tmp_path / name / "out"))
+        found.append(read(checkpoint, tmp_path / name / "out"))
     assert found[0] == found[1]
 
 
@@ -49,10 +57,28 @@ def test_the_largest_difference_of_two_tensors_is_measured(tmp_path: Path) -> No
     for dtype in (torch.float32, torch.bfloat16, torch.float16, torch.float64):
         torch.save({"w": torch.ones(1000, dtype=dtype)}, tmp_path / "a.pt")
         torch.save({"w": torch.ones(1000, dtype=dtype).index_fill(0, torch.tensor([700]), 1.5)}, tmp_path / "b.pt")
-        one, other = (read_leaves(tmp_path / name, 1, tmp_path)["w"] for name in ("a.pt", "b.pt"))
+        one, other = (read(tmp_path / name, tmp_path)["w"] for name in ("a.pt", "b.pt"))
         assert measure(one, other) == (0.5, 1.0) and measure(one, one)[0] == 0
     torch.save({"w": torch.ones(1000, dtype=torch.int64)}, tmp_path / "c.pt")
-    assert math.isinf(measure(one, read_leaves(tmp_path / "c.pt", 1, tmp_path)["w"])[0])
+    assert math.isinf(measure(one, read(tmp_path / "c.pt", tmp_path)["w"])[0])
+
+
+def test_two_checkpoints_differ_by_name_also_in_tensors_and_unread_is_no_equality(tmp_path: Path) -> None:
+    """Lists are one difference; a large integer keeps its digits; one element of one tensor is enough."""
+    state = {"seed": 2**63 + 1, "lrs": [0.1, 0.2, 0.3], "w": torch.zeros(70_000), "half": torch.ones(3)[::2]}
+    torch.save(state, tmp_path / "a.pt")
+    state |= {"seed": 2**63 + 2, "lrs": [0.1, 0.3, 0.4], "w": torch.zeros(70_000).index_fill(0, torch.tensor([69_999]), 1e-9)}
+    torch.save(state | {"more": True}, tmp_path / "b.pt")
+    before, after = (read(tmp_path / name, tmp_path) for name in ("a.pt", "b.pt"))
+    found, unread = compare_leaves(before, after)
+    assert {one.name: (one.before, one.after, one.num_compared) for one in found} == {
+        "seed": ((2**63 + 1,), (2**63 + 2,), 1),
+        "lrs.*": ((0.2, 0.3), (0.3, 0.4), 3),
+        "w": (("<float32 [70000]>",), ("<float32 [70000]>",), 1),
+        "more": ((None,), ("True",), 1),
+    }
+    assert unread == {"half": "its elements are not in one piece of the file"}
+    assert compare_leaves(before, before) == ([], unread)
 
 
 SAVE = """
@@ -81,11 +107,11 @@ def test_a_checkpoint_of_dcp_has_the_same_leaves_whatever_ranks_wrote_it(tmp_pat
         words = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", str(ranks)]
         out = tmp_path / f"{ranks}" / "step-20"
         subprocess.run([*words, "save.py", str(out)], cwd=tmp_path, check=True, capture_output=True)
-        found.append(read_leaves(out, 20, tmp_path))
+        found.append(read(out, tmp_path))
     assert found[0].keys() == found[1].keys()
-    assert {name for name in found[0] if found[0][name].value != found[1][name].value} == set()
+    assert compare_leaves(*found) == ([], {})
     assert LeafForm.UNREAD not in {value.form for value in found[1].values()}
-    assert found[1]["app.axis0"].value == found[1]["app.axis2"].value == found[1]["app.all"].value
+    assert not differ(found[1]["app.axis0"], found[1]["app.axis2"]) and not differ(found[1]["app.axis0"], found[1]["app.all"])
     assert [found[1][f"app.{name}"].value for name in ("scalar", "phase", "progress.step", "progress.recent.1")] == [
         4.0, "warm", 20, 2.5,
     ]  # fmt: skip
