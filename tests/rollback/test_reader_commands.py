@@ -79,7 +79,8 @@ def test_diff_names_what_moved_on(seed_root: Path) -> None:
     done = chronicle("diff", seed_root / "opt_step-5", seed_root / "opt_step-10", "--json", cwd=seed_root)
     found = {d["name"]: (d["before"], d["after"]) for d in json.loads(done.stdout)["differences"]}
     assert found["accelerator_state/custom_checkpoint_0.pkl: last_epoch"] == ([5], [10])
-    assert found["accelerator_state/optimizer.bin: param_groups.0.lr"] == ([0.00095], [pytest.approx(0.0009)])
+    before, after = found["accelerator_state/optimizer.bin: param_groups.*.lr"]
+    assert before == [0.00095, 0.000475] and after == pytest.approx([0.0009, 0.00045])
     same = chronicle("diff", seed_root / "opt_step-5", seed_root / "opt_step-5", cwd=seed_root)
     assert re.fullmatch(r"\d+ values are equal\n", same.stdout)
 
