@@ -10,7 +10,8 @@ A print (`chronicle/resume/ring.py` lists its fields) is put together while a st
 
 Samples are small: 32 elements of 8 tensors, others at every step. What lies on an accelerator is
 copied to the host without waiting, and read at a later step. There is no collective. Where a print of every step would cost
-more than `SHARE` of the time, only every 2nd, 4th, 8th … has one, at the latest every `MOST_STEPS`; a replay prints every step.
+more than `SHARE` of the time, only every 2nd, 4th, 8th … has one, at the latest every `MOST_STEPS`, but for the first steps
+of a launch and those after a save, which a relaunch takes again first; a replay prints every step.
 `CHRONICLE_PRINTS=off` ends it, `every` prints every step whatever it costs.
 
 The first rank also notes what the prints were made by, once a launch (`prints.json`): digests of the source files that this
@@ -35,7 +36,7 @@ from chronicle.resume.batches import keep_yielded
 from chronicle.resume.checksums import contents_of, global_generators
 from chronicle.resume.contract import launch_number
 from chronicle.resume.envelope.samples import Snapshot, digest_of
-from chronicle.resume.events import BatchEntered, Ended, Gradient, GradientReady, Inputs, Loaded, StepBegins
+from chronicle.resume.events import BatchEntered, Ended, Gradient, GradientReady, Inputs, Loaded, Saved, StepBegins
 from chronicle.resume.faults import shield
 from chronicle.resume.hub import RESTS, Observer, Rest
 from chronicle.resume.launch_facts import add_sources, write_facts
@@ -46,7 +47,7 @@ from rollback.channels import Role, find_channel
 PRINTS_VARIABLE = "CHRONICLE_PRINTS"  # off, every; else as often as `SHARE` allows
 SHARE = 0.004  # of the time may be spent on prints
 MOST_STEPS = 64  # a power of two, as all distances are: ranks that print at other ones have steps in common
-FIRST_STEPS = 8  # of a launch: all are printed, and none of them is timed
+FIRST_STEPS = 8  # of a launch and after each save: all are printed, and none of them is timed
 ELEMENTS, TENSORS = 32, 8  # of one sample; as many groups of optimizers
 TOLD = ("lr", "weight_decay", "betas", "eps", "momentum", "alpha", "rho")  # other options an optimizer may change itself
 NUM_WAITING = 512  # prints that wait for samples on a device, or for a loss
@@ -157,6 +158,10 @@ class StepPrints(Observer):
             self._close()
             self._coming, self._early = _Step(), None
             self._begins, self._skip = True, 0
+
+    def saved(self, event: Saved) -> None:
+        """The next steps are those that a relaunch takes first: they are printed, whatever that costs beside a save."""
+        self._num_printed, self._skip = 0, 0
 
     def batch_entered(self, event: BatchEntered) -> Rest | None:
         """The step before is over, unless the batch enters inside of one."""

@@ -429,6 +429,18 @@ def test_prints_of_small_steps_are_thinned(tmp_path: Path, monkeypatch: pytest.M
     assert batches == {2}  # those of steps between two prints belong to none
 
 
+def test_the_steps_after_a_save_are_all_printed_however_short_they_are(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A relaunch takes them again first, from that save."""
+    loop = Loop(tmp_path, monkeypatch, prints="")
+    Ticks(loop, 1e-6)
+    loop.train(80)
+    torch.save({"model": loop.model.state_dict(), "optimizer": loop.optimizer.state_dict()}, tmp_path / "step-80.pt")
+    steps = loop.train(40).ring().steps().keys()
+    assert set(range(81, 89)) <= steps and len(steps & set(range(40, 81))) <= 1 and len(steps & set(range(89, 121))) <= 1
+
+
 def test_facts_name_what_changed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(facts, "_started_with", lambda: os.environ)  # this process was started without them
     monkeypatch.setenv("MY_SCALE", "1")
