@@ -357,7 +357,7 @@ class KnownStates(NamedTuple):
 
     def identity_in(self, checkpoint: Checkpoint) -> Mapping[str, Any]:
         """The identity of a checkpoint on disk: what it carries, what its content was known as, or its stamp."""
-        from rollback.checkpoint.listing import read_identity, read_state_digests
+        from rollback.checkpoint.identity import read_identity, read_state_digests
 
         carried = read_identity(checkpoint)
         if not carried and self.taken:

@@ -31,12 +31,12 @@ from chronicle.journal.events import EntryKind, Quarantined, RollbackReceipt, Ru
 from chronicle.journal.lineage import Lineage
 from chronicle.journal.place import read_place
 from chronicle.settings import Settings
+from rollback.checkpoint.identity import read_state_digests
 from rollback.checkpoint.layout import Checkpoint
 from rollback.checkpoint.listing import (
     list_checkpoints,
     list_unrecognised,
     open_checkpoint,
-    read_state_digests,
     say_unrecognised,
 )
 from rollback.checks.verify import verify_checkpoint

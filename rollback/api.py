@@ -21,11 +21,10 @@ from rollback.checkpoint.listing import (
     list_checkpoints,
     open_checkpoint,
     read_state,
-    refuse_link,
     refuse_strays,
-    select_checkpoint,
 )
 from rollback.checkpoint.manifest import read_manifest
+from rollback.checkpoint.select import refuse_link, select_checkpoint
 from rollback.checks.verify import check_names, refuse_unusable, verify_checkpoint
 from rollback.disk.durable import REAL_DISK
 from rollback.disk.lock import hold_lock

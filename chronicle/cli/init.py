@@ -167,7 +167,8 @@ def _recorded_place(settings: Settings) -> Place:
 
 def _parent_at(source: Path, settings: Settings) -> Parent:
     """The run, launch and step that saved a checkpoint, as it says itself."""
-    from rollback.checkpoint.listing import open_checkpoint, read_identity
+    from rollback.checkpoint.identity import read_identity
+    from rollback.checkpoint.listing import open_checkpoint
 
     checkpoint = open_checkpoint(Path(os.path.abspath(source)))
     logs_dirs = list(dict.fromkeys((settings.logs_dir, *(folder / "logs" for folder in checkpoint.path.parents))))

@@ -320,7 +320,8 @@ def _recorded_roots(paths: RunPaths) -> list[Path]:
 
 def checkpoint_named(named: str, root: Path | None, *, count_steps: bool = True) -> "Checkpoint":
     """The checkpoint at a path, or of a step (`30500`, `30500@LAUNCH`) below `root`."""
-    from rollback.checkpoint.listing import list_checkpoints, open_checkpoint, select_checkpoint
+    from rollback.checkpoint.listing import list_checkpoints, open_checkpoint
+    from rollback.checkpoint.select import select_checkpoint
 
     if is_url(named):
         raise refuse_store(named)

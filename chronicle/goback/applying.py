@@ -15,7 +15,8 @@ from chronicle.journal.events import RollbackReceipt, RunFork
 from chronicle.journal.events import read as read_event
 from chronicle.journal.place import is_same_directory
 from chronicle.settings import is_url
-from rollback.checkpoint.listing import list_checkpoints, open_checkpoint, read_identity
+from rollback.checkpoint.identity import read_identity
+from rollback.checkpoint.listing import list_checkpoints, open_checkpoint
 from rollback.plan.plan import Plan
 from rollback.transaction.apply import apply_plan
 from rollback.transaction.change import Receipt

@@ -27,8 +27,9 @@ from chronicle.journal.events import read as read_event
 from chronicle.metrics.log import logged_pace
 from chronicle.settings import Settings, is_url
 from rollback.checkpoint.layout import Checkpoint
-from rollback.checkpoint.listing import list_checkpoints, read_state, refuse_link, refuse_strays, select_checkpoint
+from rollback.checkpoint.listing import list_checkpoints, read_state, refuse_strays
 from rollback.checkpoint.manifest import read_manifest
+from rollback.checkpoint.select import refuse_link, select_checkpoint
 from rollback.checkpoint.state import CheckpointState
 from rollback.checks.verify import FATAL, Verification, check_names, refuse_unusable, verify_and_read
 from rollback.disk.content import ByteProgress

@@ -1,27 +1,22 @@
-"""Lists checkpoints by strict name patterns, selects one by exact step, and reads its state. Nothing is guessed.
+"""Lists checkpoints by strict name patterns, and reads their state. Nothing is guessed.
 
 Listing uses names and sizes and opens only the manifest. Where name and manifest do not give the step (Accelerate's
 `checkpoint_7` counts saves), the counters are read. Checkpoints that a rollback has moved away are in
 `<root>/../abandoned/<rollback id>/` and are listed too.
-
-The identity of a checkpoint (id, run, launch and step that saved it) is read as well, and never inferred. The guard writes it
-into its description of memory: in the manifest of a directory, in the optimizer's state of a file that a plain loop wrote,
-and among the callbacks of a Lightning checkpoint.
 """
 
 from __future__ import annotations
 
-import contextlib
 import os
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
+from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 from rollback.checkpoint.account import is_saved_file, may_be_state, with_account
 from rollback.checkpoint.formats import FORMATS, SCRIPT_FOLDER, TORCH
 from rollback.checkpoint.formats.format import CheckpointFormat
+from rollback.checkpoint.identity import identity_in_file
 from rollback.checkpoint.layout import (
     Checkpoint,
     DirectoryEntry,
@@ -36,11 +31,9 @@ from rollback.checkpoint.layout import (
     scan_entries,
 )
 from rollback.checkpoint.manifest import Manifest, is_count, is_manifest_name, read_manifest
-from rollback.checkpoint.state import CheckpointState, as_mapping, find_states
-from rollback.checkpoint.state_digest import digest_in_file
+from rollback.checkpoint.state import CheckpointState
 from rollback.disk import RemoteView
 from rollback.errors import (
-    AmbiguousStep,
     CheckpointNotFound,
     RollbackError,
     StrayFiles,
@@ -48,14 +41,8 @@ from rollback.errors import (
     UnreadableFile,
     one_line,
 )
-from rollback.files.state_file import read_state_file
-from rollback.files.torch_tree import plain_number
 
 _ABANDONED_DIR = "abandoned"
-IDENTITY_KEY = "chronicle"  # in the state dict of an optimizer, written before 2026-11-28
-_MOST_STATES = 8  # files of a directory
-IDENTITY_CALLBACK = "ChronicleCallback"  # start of the callback's name (`chronicle.resume.adapters.lightning`)
-IDENTITY_FIELDS = {"id": str, "run_id": str, "run": str, "launch": int, "step": int}
 _COPY = re.compile(r"(?:checkpoint|step|opt_step|global_step)?[-_]?\d+[^\d/][^\d/]*")
 
 
@@ -124,7 +111,7 @@ def _listed_in(folder: Path, abandoned: str | None) -> list[Checkpoint]:
     own = [one for one in counted if _is_checkpoint(one)]
     known = {one.path for one in own}
     stateless = {one.path.name: one.size_bytes for one in counted if one.single_file and one.path not in known}
-    return _without_links(_side_by_side(own, stateless))
+    return without_links(_side_by_side(own, stateless))
 
 
 def _is_checkpoint(one: Checkpoint) -> bool:
@@ -192,43 +179,7 @@ def _may_be_state(root: Path, entry: DirectoryEntry) -> bool:
     return any(may_be_state(root / entry.name / one.path) for one in inner if one.kind is FileType.FILE)
 
 
-def select_checkpoint(
-    checkpoints: Iterable[Checkpoint], step: int, launch: int | None = None, root: Path | None = None
-) -> Checkpoint:
-    """The one checkpoint of exactly `step` (and `launch`), of those in `root`.
-
-    A step alone means the checkpoint that lies in the directory: what a rollback abandoned is one of its `twins`. A link is
-    what it points to.
-
-    Raises `CheckpointNotFound` naming the two nearest, or directories near `root` that hold some; `AmbiguousStep` listing all
-    when there are several.
-    """
-    candidates = list(checkpoints)
-    found = _without_links([c for c in candidates if c.step == step and (launch is None or c.launch == launch)])
-    present = [c for c in found if c.abandoned is None]
-    if launch is None and len(present) == 1:
-        twins = tuple(_one_line(c) for c in found if c.abandoned is not None)
-        return replace(present[0], twins=twins)
-    if len(found) > 1:
-        lines = "".join(f"\n  {_one_line(checkpoint)}" for checkpoint in found)
-        raise AmbiguousStep(f"step {step} exists {len(found)} times, one was expected:{lines}", _way_to_pick(found))
-    if found:
-        return found[0]
-    of_launch = f" of launch {launch}" if launch is not None else ""
-    others = [c for c in candidates if c.step == step]
-    if others:
-        known = sorted({c.launch for c in others if c.launch is not None})
-        where = f"in launch {', '.join(map(str, known))}" if known else "without a recorded launch"
-        way = f"{step}@{known[-1]}" if known else str(others[0].path)
-        raise CheckpointNotFound(
-            f"no checkpoint of step {step}{of_launch}: step {step} exists {where}", remedy=f"name it: --to {way}"
-        )
-    raise CheckpointNotFound(
-        f"no checkpoint of step {step}{of_launch}: {_nearest(candidates, step)}", remedy=_way_to_near(candidates, step, root)
-    )
-
-
-def _without_links(found: Sequence[Checkpoint]) -> list[Checkpoint]:
+def without_links(found: Sequence[Checkpoint]) -> list[Checkpoint]:
     """The checkpoints without links to another one of them."""
     present = {Path(os.path.realpath(c.path)) for c in found if not c.path.is_symlink()}
     return [c for c in found if not c.path.is_symlink() or Path(os.path.realpath(c.path)) not in present]
@@ -415,7 +366,7 @@ def _with_counted_step(checkpoint: Checkpoint) -> Checkpoint:
     if is_count(step):
         return replace(checkpoint, step=step, step_source="counters")
     if trains and checkpoint.single_file:
-        step = _identity_in_file(checkpoint.path).get("step")
+        step = identity_in_file(checkpoint.path).get("step")
         if is_count(step):
             return replace(checkpoint, step=step, step_source="guard")
     number = number_in_name(checkpoint.path.name) if trains else None
@@ -454,46 +405,6 @@ def _abandoned_id(path: Path) -> str | None:
     return parents[0].name if len(parents) > 1 and parents[1].name == _ABANDONED_DIR else None
 
 
-def _one_line(checkpoint: Checkpoint) -> str:
-    launch = f"launch {checkpoint.launch}" if checkpoint.launch is not None else "launch not recorded"
-    abandoned = f", abandoned by {checkpoint.abandoned}" if checkpoint.abandoned else ""
-    return f"`{checkpoint.path}` ({launch}{abandoned})"
-
-
-def _way_to_pick(found: Sequence[Checkpoint]) -> str:
-    """A hint: the launch if only one of them has it, else the path."""
-    launches = [c.launch for c in found]
-    for checkpoint in found:
-        if checkpoint.launch is not None and launches.count(checkpoint.launch) == 1:
-            return f"pick one by its launch, e.g. `{checkpoint.step}@{checkpoint.launch}`, or by its path"
-    return f"pick one by its path, e.g. `{found[0].path}`"
-
-
-def _nearest(checkpoints: Sequence[Checkpoint], step: int) -> str:
-    steps = sorted({c.step for c in checkpoints if c.step is not None})
-    below = max((s for s in steps if s < step), default=None)
-    above = min((s for s in steps if s > step), default=None)
-    near = [str(s) for s in (below, above) if s is not None]
-    if near:
-        return "the nearest are " + " and ".join(near) if len(near) > 1 else f"the nearest is {near[0]}"
-    unread = [c for c in checkpoints if c.step is None]
-    if not unread:
-        return "there is none at all"
-    names = ", ".join(c.path.name for c in unread[:5])
-    stray = next((f" (a stray lies in it: `{c.path.name}/{c.strays[0]}`)" for c in unread if c.strays), "")
-    return f"only {names}, whose step is not known{stray}"
-
-
-def _way_to_near(checkpoints: Sequence[Checkpoint], step: int, root: Path | None) -> str:
-    """A hint: the nearest checkpoint at or below the step, else where else to look."""
-    if not checkpoints and root is not None and (near := directories_with_checkpoints(root)):
-        return f"{near[0][1]} checkpoints are in `{near[0][0]}`: --checkpoints {near[0][0]}"
-    steps = sorted({c.step for c in checkpoints if c.step is not None}, key=lambda s: (s > step, abs(s - step)))
-    if not steps and any(c.strays for c in checkpoints):
-        return "move it out of the checkpoint, or let `chronicle verify --quarantine` do it"
-    return f"name one of these, such as --to {steps[0]}" if steps else "name the directory that holds them with --checkpoints"
-
-
 def _not_there(path: Path) -> str:
     names = [entry.name for entry in _entries_of(path.parent)][:8]
     if not names:
@@ -517,16 +428,6 @@ def _what_is_there(path: Path) -> tuple[str, str]:
         else f"name the directory that the trainer saved; known writers are {writers}"
     )
     return f"`{path}` is not a checkpoint of a known writer: it holds {names}", remedy
-
-
-def refuse_link(chosen: Checkpoint) -> None:
-    """Raise `CheckpointNotFound` for a checkpoint that is here only as a symbolic link."""
-    if chosen.path.is_symlink():
-        raise CheckpointNotFound(
-            f"step {chosen.step} exists only as `{chosen.path}`, a symbolic link to `{os.readlink(chosen.path)}`: expected the "
-            "checkpoint itself in this directory, because a rollback moves it",
-            "move the checkpoint to the place of the link, or name its own directory with --checkpoints",
-        )
 
 
 # --- The state of a checkpoint
@@ -555,60 +456,3 @@ def refuse_strays(checkpoint: Checkpoint) -> None:
         f"{checkpoint.format}",
         "move it out of the checkpoint, or let `chronicle verify --quarantine` do it",
     )
-
-
-# --- identity
-
-
-def read_identity(checkpoint: Checkpoint) -> Mapping[str, Any]:
-    """What the checkpoint says that it is; empty where it says nothing. Raises `UnreadableFile` for a damaged manifest."""
-    if checkpoint.single_file:
-        return _identity_in_file(checkpoint.path)
-    manifest = read_manifest(checkpoint.path)
-    if manifest is not None:
-        return _parse_identity((manifest.memory or {}).get("identity"))
-    found = (_identity_in_file(checkpoint.folder / file.path) for file in checkpoint.files if file.role is Role.OPTIMIZER)
-    return next((identity for identity in found if identity), {})
-
-
-def read_state_digests(checkpoint: Checkpoint) -> tuple[str, ...]:
-    """Digests of the optimizers' states in a checkpoint that says nothing of itself: a plain file, or a directory of them."""
-    if not checkpoint.single_file and read_manifest(checkpoint.path) is not None:
-        return ()
-    own = [checkpoint.path] if checkpoint.single_file else []
-    held = own or [checkpoint.folder / file.path for file in checkpoint.files if file.role is Role.OPTIMIZER]
-    found = []
-    for path in held[:_MOST_STATES]:
-        with contextlib.suppress(UnreadableFile, UnknownFormat):
-            file = read_state_file(path)
-            found += [digest_in_file(file, value) for _, value, kind in find_states(file.tree) if kind == "optimizer"]
-    return tuple(filter(None, found))
-
-
-def _identity_in_file(path: Path) -> Mapping[str, Any]:
-    try:
-        tree = read_state_file(path).tree
-    except (UnreadableFile, UnknownFormat):
-        return {}  # `verify` reports what is wrong with it
-    return next((identity for memory in _memories_in(tree) if (identity := _parse_identity(_part(memory, "identity")))), {})
-
-
-def _memories_in(tree: object) -> Iterator[object]:
-    """Descriptions of memory in the tree of a state file."""
-    for name, state in (as_mapping(_part(tree, "callbacks")) or {}).items():
-        if str(name).startswith(IDENTITY_CALLBACK):
-            yield _part(state, "memory")
-    for _, value, kind in find_states(tree):
-        if kind == "optimizer":
-            yield _part(value, IDENTITY_KEY)
-
-
-def _part(value: object, key: str) -> object:
-    return (as_mapping(value) or {}).get(key)
-
-
-def _parse_identity(record: object) -> dict[str, Any]:
-    """The known fields of an identity as plain values; empty unless it names a run."""
-    given = {str(key): plain_number(value) for key, value in (as_mapping(record) or {}).items()}
-    found = {key: kind(given[key]) for key, kind in IDENTITY_FIELDS.items() if isinstance(given.get(key), kind)}
-    return found if found.get("id") and found.get("run_id") else {}

@@ -18,7 +18,7 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 from pathlib import Path
 
-from rollback.checkpoint.listing import IDENTITY_CALLBACK, IDENTITY_KEY
+from rollback.checkpoint.identity import IDENTITY_CALLBACK, IDENTITY_KEY
 from rollback.checkpoint.manifest import digest_file, is_manifest_name
 from rollback.checks.values import NOT_FINITE, Pieces, decode_floats, pieces_in, read_pieces
 from rollback.disk import RemoteView

@@ -21,7 +21,7 @@ from chronicle.journal import read_journal
 from chronicle.paths import RunPaths
 from chronicle.story.plain import format_when
 from rollback.checkpoint.layout import Checkpoint
-from rollback.checkpoint.listing import select_checkpoint
+from rollback.checkpoint.select import select_checkpoint
 from rollback.errors import CheckpointNotFound
 from tests.builders.story_runs import StoryRun, toy_run
 from tests.commands.cli import Cli

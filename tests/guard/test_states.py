@@ -16,7 +16,8 @@ from chronicle.checkpoints import known_states
 from chronicle.journal import read_journal
 from chronicle.paths import RunPaths
 from chronicle.resume.records import NOT_RECORDED, state_digest
-from rollback.checkpoint.listing import open_checkpoint, read_state_digests
+from rollback.checkpoint.identity import read_state_digests
+from rollback.checkpoint.listing import open_checkpoint
 
 pytestmark = pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
 KINDS = {

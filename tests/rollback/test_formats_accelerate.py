@@ -13,9 +13,9 @@ from rollback.checkpoint.listing import (
     list_root_strays,
     open_checkpoint,
     read_state,
-    select_checkpoint,
 )
 from rollback.checkpoint.manifest import write_manifest
+from rollback.checkpoint.select import select_checkpoint
 from rollback.errors import AmbiguousStep, CheckpointNotFound, StrayFiles, UnknownFormat
 from tests.builders.checkpoints import CheckpointFactory
 

@@ -13,7 +13,8 @@ from chronicle.journal import JournalWriter, read_journal
 from chronicle.journal.events import EntryKind
 from chronicle.paths import RunPaths
 from chronicle.story.read import read_story
-from rollback.checkpoint.listing import open_checkpoint, read_identity
+from rollback.checkpoint.identity import read_identity
+from rollback.checkpoint.listing import open_checkpoint
 from tests.rollback.command_line import chronicle
 
 CARRIED = {"id": "I1", "run_id": "R1", "run": "tr-190", "launch": 2, "step": 10}
