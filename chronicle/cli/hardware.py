@@ -1,5 +1,6 @@
 """`chronicle hardware` records hardware events; `chronicle hardware --exclude` excludes a node from later launches."""
 
+import re
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -18,6 +19,7 @@ from chronicle.launch.slurm import exclude_from_job, start_of
 from chronicle.paths import RunPaths
 
 QUERY_SECONDS = 20.0
+NODE = re.compile(r"\w[\w.-]*")
 
 
 def hardware(
@@ -102,6 +104,8 @@ def _printed(*command: str) -> str:
 
 def exclude_node(host: str, reason: str, *, readmit: bool, at: InRun) -> CommandResult:
     """Exclude a node from later launches, or readmit it; a job that waits in SLURM's queue is told."""
+    if NODE.fullmatch(host) is None:
+        raise UsageProblem(f"`{host}` is no name of a node: expected letters, digits, `.`, `_`, `-`")
     paths = at.settings().paths
     if readmit and host not in find_excluded(read_journal(paths).entries):
         raise UsageProblem(f"`{host}` is not excluded", "`chronicle hardware --excluded` lists the excluded nodes")

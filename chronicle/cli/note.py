@@ -104,6 +104,8 @@ def note(
         if any(one is not None for one in others):
             raise UsageProblem("--close takes a text, --outcome and --rule alone", "write the rest as a note of its own")
         return _close(close, text, outcome, rule, at)
+    if step is not None and step < 0:
+        raise UsageProblem(f"--step {step}: expected 0 or more")
     if amend and incident:
         raise UsageProblem("--amend and --incident are both given: expected one of them")
     settings = at.settings()

@@ -205,7 +205,7 @@ def compare_values(sides: Sides, asked: Sequence[str] = (), ranks: tuple[int, in
             rows.append(Row(Rank.UNSURE, pattern, str(one.value)))
             continue
         if is_wide or (spread > 0 and (is_exact or not is_shared)):  # a lost state would not show
-            rows.append(_varies(pattern, pattern in state))
+            rows.append(_varies(pattern, is_state=pattern in state or form is LeafForm.DIGEST))
             continue
         if spread > 0:
             rows.append(Row(Rank.NATURE, pattern))
@@ -228,7 +228,8 @@ def compare_values(sides: Sides, asked: Sequence[str] = (), ranks: tuple[int, in
     return Compared(rows=tuple(rows), num_leaves=counts[False], num_values=counts[True])
 
 
-def _varies(pattern: str, is_state: bool) -> Row:
+def _varies(pattern: str, *, is_state: bool) -> Row:
+    """Bytes whose form nobody knows may hold a time, and state beside it: that they are others tells nothing."""
     if is_state:
         return Row(Rank.UNSURE, _called(pattern))
     if AT_STEP in pattern:

@@ -41,7 +41,7 @@ def select_checkpoint(
         where = f"in launch {', '.join(map(str, known))}" if known else "without a recorded launch"
         way = f"{step}@{known[-1]}" if known else str(others[0].path)
         raise CheckpointNotFound(
-            f"no checkpoint of step {step}{of_launch}: step {step} exists {where}", remedy=f"name it: --to {way}"
+            f"no checkpoint of step {step}{of_launch}: step {step} exists {where}", remedy=f"name it: {way}"
         )
     raise CheckpointNotFound(
         f"no checkpoint of step {step}{of_launch}: {_nearest(candidates, step)}", remedy=_way_to_near(candidates, step, root)
@@ -95,4 +95,4 @@ def _way_to_near(checkpoints: Sequence[Checkpoint], step: int, root: Path | None
     steps = sorted({c.step for c in checkpoints if c.step is not None}, key=lambda s: (s > step, abs(s - step)))
     if not steps and any(c.strays for c in checkpoints):
         return "move it out of the checkpoint, or let `chronicle verify --quarantine` do it"
-    return f"name one of these, such as --to {steps[0]}" if steps else "name the directory that holds them with --checkpoints"
+    return f"name one of these, such as {steps[0]}" if steps else "name the directory that holds them with --checkpoints"

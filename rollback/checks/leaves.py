@@ -43,6 +43,7 @@ class LeafForm(StrEnum):
 
     NUMBER = "number"
     TEXT = "text"
+    DIGEST = "bytes"
     TENSOR = "tensor"
     UNREAD = "not read"
 
@@ -228,7 +229,7 @@ class _Reader:
     def _of_text(self, path: Path) -> Iterator[tuple[str, Value]]:
         """The numbers of YAML and TOML by their keys, and the digest of everything else."""
         if path.stat().st_size > MOST_TEXT_BYTES:
-            yield "", Value(LeafForm.TEXT, digest_file(path)[0])
+            yield "", Value(LeafForm.DIGEST, digest_file(path)[0])
             return
         text, kind = read_bounded(path, MOST_TEXT_BYTES).decode("latin-1"), config_kind(path.name)
         if kind is not None:
@@ -237,7 +238,7 @@ class _Reader:
                 text = replace_config_numbers(text, kind, dict.fromkeys(found, 0))
                 for keys, number in found.items():
                     yield dotted(keys), Value(LeafForm.NUMBER, number.value)
-        yield "", Value(LeafForm.TEXT, _digest(self._placed(text).encode()))
+        yield "", Value(LeafForm.DIGEST, _digest(self._placed(text).encode()))
 
     def _of_archive(self, path: Path, unpack: Path) -> Iterator[tuple[str, Value]]:
         """The files of an archive, as Stable-Baselines3 saves."""
@@ -263,7 +264,7 @@ class _Reader:
                 return Value(LeafForm.UNREAD, "an array whose bytes lie elsewhere")
             value = bytes(value.content)
         if isinstance(value, bytes | bytearray):
-            return Value(LeafForm.TEXT, _digest(value))
+            return Value(LeafForm.DIGEST, _digest(value))
         if isinstance(value, float):
             return Value(LeafForm.NUMBER, float(value))
         if isinstance(value, int) and not isinstance(value, bool) and value.bit_length() <= 64:

@@ -43,7 +43,14 @@ def test_an_amendment_is_a_new_entry_and_the_page_tells_the_corrected_words(tmp_
 
 
 @pytest.mark.parametrize(
-    "words", [["--suspect", "x: y | z | maybe"], ["--suspect", ": y"], ["--did", "lr 1 2"], ["--amend", "ZZZZ", "--incident"]]
+    "words",
+    [
+        ["--suspect", "x: y | z | maybe"],
+        ["--suspect", ": y"],
+        ["--did", "lr 1 2"],
+        ["--amend", "ZZZZ", "--incident"],
+        ["--step", "-4"],
+    ],
 )
 def test_what_makes_no_sense_writes_nothing(words: list[str], tmp_path: Path, chronicle: Cli) -> None:
     done = chronicle("note", "title", *words)

@@ -91,7 +91,7 @@ def test_a_step_of_another_launch_is_named() -> None:
     ]
     with pytest.raises(CheckpointNotFound, match="step 40 of launch 7: step 40 exists in launch 6") as missed:
         select_checkpoint(found, 40, 7)
-    assert missed.value.remedy == "name it: --to 40@6"
+    assert missed.value.remedy == "name it: 40@6"
 
 
 def test_no_at_the_prompt_changes_nothing_and_is_no_error(

@@ -129,6 +129,7 @@ def test_excluded_node_refuses_a_launch_until_it_is_readmitted(demo, capsys):
     ensure_node_in_use(read_journal(demo))
     assert chronicle(["hardware", "--readmit", "n9", "--run", "demo"]) == 2
     assert chronicle(["hardware", "--exclude", "n9", "--readmit", "n9", "--run", "demo"]) == 2
+    assert chronicle(["hardware", "--exclude", "../n9", "--run", "demo"]) == 2
 
 
 def test_a_note_about_hardware_excludes_nobody(demo):

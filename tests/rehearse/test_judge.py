@@ -103,6 +103,16 @@ def test_what_is_another_one_in_every_launch_is_not_called_equal() -> None:
     assert judge(Compared(rows=files.rows, num_leaves=9)) is Verdict.PARTLY
 
 
+def test_bytes_that_are_others_in_every_launch_may_hold_state_beside_a_time() -> None:
+    """`state.json.gz` has a time in its head. It was "differs by nature", and what it held was lost with exit 0."""
+    one, twin, other = ({"state.json.gz": Value(LeafForm.DIGEST, name)} for name in "abc")
+    files = compared({**one, **numbers(step=20)}, {**other, **numbers(step=20)}, again={**twin, **numbers(step=20)})
+    assert (files.findings, files.of(Rank.UNSURE)) == ((), ("state.json.gz",)) and judge(files) is Verdict.PARTLY
+    one, twin, other = (numbers(saved_at=name) for name in ("12:00", "12:01", "12:02"))
+    files = compared({**one, **numbers(step=20)}, {**other, **numbers(step=20)}, again={**twin, **numbers(step=20)})
+    assert judge(files) is Verdict.WITHIN, "a text is the whole value"
+
+
 def test_where_a_tensor_is_another_one_in_every_launch_chance_names_no_other() -> None:
     """A and A′ were near each other by chance, and apart in a tensor: what they share is judged to one percent."""
     one, twin, other = ({"w": Value(LeafForm.TENSOR, name)} for name in "abc")

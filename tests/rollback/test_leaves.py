@@ -39,7 +39,7 @@ def test_each_kind_of_file_gives_named_leaves(tmp_path: Path) -> None:
     assert found["patience.pkl: bad_epochs"].value == 3
     assert found["model.safetensors: a"].form is LeafForm.TENSOR
     assert str(found["config.yaml"].value).startswith("bytes ") and found["config.yaml: ema.decay_step"].value == 20
-    assert {found[name].form for name in ("chat_template.jinja", "log.jsonl")} == {LeafForm.TEXT}, "no JSON, and read"
+    assert {found[name].form for name in ("chat_template.jinja", "log.jsonl")} == {LeafForm.DIGEST}, "no JSON, and read"
     assert found["state-N.pt: half"].form is LeafForm.UNREAD, "elements that are not in one piece are not called equal"
 
 
