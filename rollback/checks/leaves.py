@@ -28,12 +28,14 @@ from rollback.files.config_text import NotPlainConfig, config_kind, numbers, rep
 from rollback.files.dcp_file import METADATA_NAME, read_dcp_directory
 from rollback.files.edits import dotted
 from rollback.files.pickle_values import ArrayRef, Opaque, TensorRef
+from rollback.files.safetensors_file import read_metadata
 from rollback.files.state_file import read_state_file
-from rollback.files.torch_tree import Container, walk_leaves
+from rollback.files.torch_tree import Container, all_parts_of, walk_leaves
 
 OURS = {IDENTITY_KEY, IDENTITY_CALLBACK}  # what a guard keeps in a checkpoint
 CHUNK_BYTES = 1 << 20
 MOST_TEXT_BYTES = 64 << 20  # a longer file is a digest
+MOST_SHOWN = 64  # bytes that are a text
 DIGITS = 20  # of the digest of what is no text
 INDEX = re.compile(r"(?<=\.)\d+(?=\.|$)")  # the key of a list
 
@@ -205,10 +207,11 @@ class _Reader:
         if path.suffix == ".zip" and self.unpack is not None:
             yield from self._of_archive(path, self.unpack)
             return
-        tree: object = {}
         if path.name == METADATA_NAME:
             tree = read_dcp_directory(path.parent)[0].tree
-        elif path.suffix != ".safetensors":
+        elif path.suffix == ".safetensors":
+            tree = read_metadata(path)
+        else:
             try:
                 file = read_state_file(path)
             except RollbackError:
@@ -218,7 +221,7 @@ class _Reader:
             if file.container is Container.JSON:  # of which long members were left out
                 tree = json.loads(read_bounded(path, MOST_TEXT_BYTES))
         tensors = dict(pieces_in(path))
-        for leaf in walk_leaves(tree):
+        for leaf in walk_leaves(tree, all_parts_of):
             if leaf.keys not in tensors:
                 yield dotted(leaf.keys), self._plain(leaf.value)
             elif isinstance(leaf.value, int | float):
@@ -263,15 +266,14 @@ class _Reader:
             if value.content is None:
                 return Value(LeafForm.UNREAD, "an array whose bytes lie elsewhere")
             value = bytes(value.content)
-        if isinstance(value, bytes | bytearray):
+        if isinstance(value, bytes | bytearray) and len(value) > MOST_SHOWN:
             return Value(LeafForm.DIGEST, _digest(value))
         if isinstance(value, float):
             return Value(LeafForm.NUMBER, float(value))
         if isinstance(value, int) and not isinstance(value, bool) and value.bit_length() <= 64:
             return Value(LeafForm.NUMBER, int(value))
         if isinstance(value, Opaque):
-            plain = [one for one in value.args if isinstance(one, str | int | float)]
-            value = f"an object {value.name} {plain}"
+            value = f"an object {value.name}"
         return Value(LeafForm.TEXT, self._placed(str(value)))
 
     def _placed(self, text: str) -> str:

@@ -6,6 +6,8 @@ Format: 8 bytes little-endian header length, a JSON object of `{name: {dtype, sh
 
 from __future__ import annotations
 
+import json
+import re
 from array import array
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
@@ -41,6 +43,18 @@ def list_tensors(path: Path) -> Iterator[tuple[str, str, tuple[int, ...], int, i
                     f"the header of tensor `{name[:80]}` is damaged: expected dtype, shape and data_offsets"
                 ) from problem
             yield name, dtype, shape, data_start + start, end - start
+
+
+def read_metadata(path: Path) -> dict[str, str | int]:
+    """What a writer says of the file beside its tensors, all of it text; whole numbers as such. Raises as `list_tensors`."""
+    with open_state_file(path) as (fd, size_bytes), naming(path):
+        length = int.from_bytes(read_at(fd, 0, 8), "little")
+        try:
+            header = json.loads(read_at(fd, 8, min(length, size_bytes - 8, _MAX_HEADER_BYTES)))
+            given = dict(header.get("__metadata__", {}))
+        except (ValueError, TypeError, AttributeError, RecursionError) as problem:
+            raise UnreadableFile("the safetensors header is damaged: expected a JSON object") from problem
+    return {name: int(text) if re.fullmatch(r"\d{1,18}", str(text)) else str(text) for name, text in given.items()}
 
 
 @contextmanager

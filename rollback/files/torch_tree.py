@@ -6,7 +6,7 @@ files: they may share parts or contain themselves, so the walks here are iterati
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from enum import Enum
 from itertools import islice
@@ -104,6 +104,9 @@ class TorchFile:
         return walk_leaves(self.tree)
 
 
+PartsOf = Callable[[object], "Iterator[tuple[Key, object]] | None"]
+
+
 def children_of(value: object) -> Iterator[tuple[Key, object]] | None:
     """The named parts of a container, or None for a leaf. Keys other than strings and ints are shown as text."""
     if isinstance(value, dict):
@@ -119,6 +122,23 @@ def children_of(value: object) -> Iterator[tuple[Key, object]] | None:
         if isinstance(value.state, (list, tuple)):
             return iter(enumerate(value.state))
     return None
+
+
+def all_parts_of(value: object) -> Iterator[tuple[Key, object]] | None:
+    """As `children_of`; of an object also what it was made from and holds beside its attributes. A set has no order."""
+    if not isinstance(value, Opaque):
+        return children_of(value)
+    parts = value.children()
+    if value.name.endswith("set"):
+        inner = value.args[0] if value.args and isinstance(value.args[0], list) else []
+        parts |= enumerate(sorted([*value.elements, *inner], key=repr))
+        return children_of(parts)
+    parts |= enumerate(value.elements)
+    if value.args:
+        parts["(args)"] = value.args
+    if value.state is not None and not isinstance(value.state, dict):
+        parts["(state)"] = value.state
+    return children_of(parts) if parts else None
 
 
 def step_into(value: object, key: Key) -> tuple[bool, object]:
@@ -169,9 +189,12 @@ _KINDS: Mapping[LeafKind, type | tuple[type, ...]] = {
 }
 
 
-def walk_leaves(tree: object) -> Iterator[Leaf]:
-    """The leaves of `tree`, depth first; raises `UnreadableFile` beyond _MAX_LEAVES or _MAX_DEPTH."""
-    parts = children_of(tree)
+def walk_leaves(tree: object, parts_of: PartsOf = children_of) -> Iterator[Leaf]:
+    """The leaves of `tree`, depth first; raises `UnreadableFile` beyond _MAX_LEAVES or _MAX_DEPTH.
+
+    `parts_of` an object may be all of them (`all_parts_of`), also those that no edit names.
+    """
+    parts = parts_of(tree)
     if parts is None:
         yield Leaf((), plain_number(tree), leaf_kind(tree))
         return
@@ -192,7 +215,7 @@ def walk_leaves(tree: object) -> Iterator[Leaf]:
                 f"more than {_MAX_LEAVES} values, with shared parts counted each time: that is not a plausible checkpoint"
             )
         key, value = step
-        parts = children_of(value)
+        parts = parts_of(value)
         if parts is None:
             yield Leaf((*keys, key), plain_number(value), leaf_kind(value))
         elif id(value) in on_path:

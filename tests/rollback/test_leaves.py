@@ -5,8 +5,13 @@ import math
 import pickle
 import subprocess
 import sys
+from array import array
+from collections import deque
+from datetime import datetime
+from decimal import Decimal
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from safetensors.torch import save_file
@@ -79,6 +84,90 @@ def test_two_checkpoints_differ_by_name_also_in_tensors_and_unread_is_no_equalit
     }
     assert unread == {"half": "its elements are not in one piece of the file"}
     assert compare_leaves(before, before) == ([], unread)
+
+
+class Slotted:
+    """Has no dictionary."""
+
+    __slots__ = ("q",)
+
+    def __init__(self, q: int) -> None:
+        self.q = q
+
+
+class Made:
+    """Is made from what it holds, and has an attribute beside that."""
+
+    def __init__(self, parts: list[object]) -> None:
+        self.parts = parts
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return Made, (self.parts,), {"extra": 9}
+
+
+class Attributed(dict[str, int]):
+    """A dictionary with an attribute."""
+
+    attr = 0
+
+
+def attributed(k: int) -> Attributed:
+    found = Attributed(x=5)
+    found.attr = k
+    return found
+
+
+HELD = {
+    "slots": Slotted,
+    "made": lambda k: Made([{"z": k}]),
+    "dict": attributed,
+    "set": lambda k: {3, k, 9},
+    "frozenset": lambda k: frozenset([k]),
+    "deque": lambda k: deque([k], maxlen=3),
+    "datetime": lambda k: datetime(2020, 1, k),
+    "decimal": Decimal,
+    "array": lambda k: array("i", [k]),
+    "bytearray": lambda k: bytearray([k]),
+    "bytes": lambda k: bytes([k] * 99),
+    "generator": np.random.default_rng,
+    "legacy generator": np.random.RandomState,
+    "range": range,
+    "complex": lambda k: complex(k, 1),
+    "object array": lambda k: np.array([{"a": k}], dtype=object),
+    "sparse": lambda k: torch.eye(3).to_sparse() * k,
+    "transposed": lambda k: (torch.ones(4, 4) * k).t()[:2],
+    "large": lambda k: 2**70 + k,
+    "nested": lambda k: pickle.dumps({"k": k}),
+}
+
+
+@pytest.mark.parametrize("kind", HELD)
+def test_what_an_object_holds_is_compared_or_said(kind: str, tmp_path: Path) -> None:
+    """Sets, times, arrays and generators were "an object" that was equal to every other one."""
+    found = []
+    for k in (1, 1, 2):  # equal ones are equal, too
+        torch.save({"held": HELD[kind](k), "same": 0}, tmp_path / "x.pt")
+        found.append(read(tmp_path / "x.pt", tmp_path))
+    assert compare_leaves(found[0], found[1])[0] == []
+    differences, unread = compare_leaves(found[0], found[2])
+    assert all(name.startswith("held") for name in (*unread, *(one.name for one in differences)))
+    assert differences or unread
+
+
+def test_a_set_has_no_order(tmp_path: Path) -> None:
+    found = []
+    for order in ([1, 8, 16], [16, 8, 1]):
+        torch.save(set(order), tmp_path / "x.pt")
+        found.append(read(tmp_path / "x.pt", tmp_path))
+    assert compare_leaves(*found) == ([], {})
+
+
+def test_what_a_writer_says_in_the_head_of_a_file_is_compared(tmp_path: Path) -> None:
+    for name, images in (("a", "320"), ("b", "160")):
+        save_file({"w": torch.ones(2)}, tmp_path / name, metadata={"images": images, "format": "pt"})
+        (tmp_path / name).rename(tmp_path / f"{name}.safetensors")
+    found, _ = compare_leaves(*(read(tmp_path / f"{name}.safetensors", tmp_path) for name in ("a", "b")))
+    assert [(one.name, one.before, one.after) for one in found] == [("images", (320,), (160,))]
 
 
 SAVE = """
