@@ -171,21 +171,20 @@ def _meta(directory: Path, key: str) -> str:
 
 def _tensorboard(path: Path) -> Iterator[Tracked]:
     if path.is_file():
-        yield _plain(path.name, path.name, "tensorboard", read_event_files(path))
+        yield _events_in(path, path.name)
         return
     places = sorted({file.parent for file in path.rglob("*tfevents*") if file.is_file()})
     outermost = [one for one in places if not any(other in one.parents for other in places)]
     spans = {one: span for one in outermost if (span := _span(read_event_files(one))) is not None}
     if len(spans) > 1 and _overlap(spans.values()):
         for place in spans:
-            name = place.relative_to(path).as_posix()
-            yield _plain(name, name, "tensorboard", read_event_files(place))
+            yield _events_in(place, place.relative_to(path).as_posix())
         return
     doubt = (
         f"{len(spans)} directories, one written after the other, are taken for launches of one run: "
         "import each alone, with --run, where they are runs"
     )
-    whole = _plain(path.name, path.name, "tensorboard", read_event_files(path))
+    whole = _events_in(path, path.name)
     yield replace(whole, doubt=doubt) if len(spans) > 1 else whole
 
 
@@ -226,6 +225,12 @@ def _is_table(path: Path) -> bool:
 def _plain(identity: str, name: str, tracker: str, points: Iterable[Point], *, is_named: bool = False) -> Tracked:
     found = Import(format=tracker, launches=cut_into_launches(points, name))
     return Tracked(identity=identity, name=name, found=found, is_named=is_named)
+
+
+def _events_in(path: Path, name: str) -> Tracked:
+    left_out: list[str] = []
+    tracked = _plain(name, name, "tensorboard", read_event_files(path, left_out))
+    return replace(tracked, left_out="; ".join(left_out))
 
 
 def _with_settings(

@@ -98,6 +98,7 @@ COUNTERS: tuple[tuple[re.Pattern[str], int, bool], ...] = tuple(
         (rf"\biter(?:\(\w+\))?\s*\[\s*{COUNT}\s*/\s*\d+", 0),
         (rf"\btrain(?:ing)?(?: epoch)?:?\s*(?P<epoch>\d+)\s*\[\s*{COUNT}\s*/\s*(?P<of>\d+)", 0),
         (rf"\btrain(?:ing)?:?\s*(?P<epoch>\d+)/\d+\s*(?:\(\s*\d+%\)\s*)?\[\s*{COUNT}\s*/\s*(?P<of>\d+)", 1),
+        (rf"\bepoch:?\s*(?P<epoch>\d+)\s[^|]*\[(?:iteration|iter|step)\s*{COUNT}\]", 0),  # BigDL names it beside its samples
         (rf"\bepoch:?\s*(?P<epoch>\d+)\s*[|:,]?\s+{COUNT}\s*/\s*(?P<of>\d+)(?!\s*\[)", 1),
         (rf"\bepoch (?P<epoch>\d+)/\d+ [━╸╺ ]+ {COUNT}/(?P<of>\d+) ", 0),  # Lightning's Rich bar
         (rf"\bepoch:?\s*(?P<epoch>\d+)(?:\s*/\s*\d+)?\s*[,;]?\s*iter(?:ation)?:?\s*{COUNT}\s*/\s*(?P<of>\d+)", 1),
@@ -151,6 +152,7 @@ KERAS_END = re.compile(r"^\s*(\d+)/\1 .*?- loss: |^\s*(\d+)/\2 .*?\d+\S*/step - 
 COLUMN = re.compile(rf"^(?P<at>\d+)\s+(?P<name>train)\s+(?P<value>{NUMBER})\s*$")
 SHARE_OF = re.compile(r"^(\d+)/\d+$")  # a step of all
 SAME = 5e-4  # of a number: three digits of it
+OTHERS_AT_MOST = 20  # lines in a row by another counter
 RECENT_STEPS = 3  # a rank that lags this far behind repeats what was read
 
 
@@ -180,6 +182,9 @@ class PrintedLines:
         self._lines_of_epochs: bool | None = None  # whether each epoch is one record of such lines; the second one shows it
         self._first_epoch: Point | None = None
         self._finer, self._since = 0, 0  # lines with a loss and a counter of steps: all, and since an epoch's own line
+        self._counter: int | None = None  # which of COUNTERS the lines with a loss name
+        self._last_step: int | None = None
+        self._others = 0  # lines since then that name another
         self._forms = [form() for form in FORMS]
         self._keras, self._inner = 0, False
         self._epochs = EpochSteps()
@@ -317,7 +322,7 @@ class PrintedLines:
             at = re.search(rf"(?<![\w./]){re.escape(name)}\s*[:=]?\s*{VALUE}", line)
             if at is not None and not (cut and at.end() == len(line)):
                 found[name] = number_of_text(at["value"], at["unit"])
-        count = found.pop(self._step, None) if self._step is not None else _find_step(line, self._epochs, cut=cut)
+        count = found.pop(self._step, None) if self._step is not None else _find_step(line, self._epochs, cut=cut)[1]
         if not found or count is None or count != int(count):
             return None
         return Point(0, int(count), _time(line), {**self._named(self._fields(line, cut=cut)), **found})
@@ -345,13 +350,15 @@ class PrintedLines:
             return None
         if OTHER_LOSS.search(line) and not re.search(r"\bepoch\b", line, re.IGNORECASE):
             return None
-        found = _find_step(line, self._epochs, cut=cut)
+        counter, found = _find_step(line, self._epochs, cut=cut)
         counted = found is not None
         if found is None and (leads := LEADS.match(plain)) is not None:
             found = self._epochs.plain(_whole(leads["at"]))
         values = self._fields(line, cut=cut)
         loss = next((name for name in values if role_of(name) is Role.LOSS), None)
         told = loss is not None or any(role_of(name) is Role.SOURCE for name in values)
+        if counted:
+            found = self._by_one_counter(counter, found, told=told)
         if counted and told:
             self._finer, self._since = self._finer + 1, self._since + 1
         elif found is None and (epoch := EPOCH.search(line)) is not None and not (cut and epoch.end("at") == len(line)):
@@ -372,6 +379,22 @@ class PrintedLines:
         if loss is not None:
             self._loss = Point(0, found, None, dict.fromkeys(self._named({loss: 0.0}), math.nan))
         return Point(0, found, _time(line), named)
+
+    def _by_one_counter(self, counter: int | None, step: int | None, *, told: bool) -> int | None:
+        """The step by the counter of the first line with a loss: a line that counts by another one is of the last step.
+
+        Where the first counter is not seen any more, another one leads (a later stage, another program).
+        """
+        if counter is None or counter == self._counter or self._counter is None:
+            self._others = 0
+            if told and counter is not None:
+                self._counter = counter
+            self._last_step = step
+            return step
+        self._others += 1
+        if told and self._others > OTHERS_AT_MOST:
+            self._counter, self._last_step = counter, step
+        return self._last_step
 
     def _begin_epoch(self, epoch: int) -> Point | None:
         """A line said that an epoch begins: the steps below it may begin again, or it has no steps and is one itself."""
@@ -442,18 +465,20 @@ class PrintedLines:
         if found is None:
             return False
         rank = next(part for part in found.groups() if part is not None)
-        if self._rank is None and _find_step(line, EpochSteps(), cut=False) is not None:
+        if self._rank is None and _find_step(line, EpochSteps(), cut=False)[1] is not None:
             self._rank = rank if _tells(self._fields(line, cut=False)) else None
         return self._rank is not None and rank != self._rank
 
 
-def _find_step(line: str, epochs: EpochSteps, *, cut: bool) -> int | None:
+def _find_step(line: str, epochs: EpochSteps, *, cut: bool) -> tuple[int | None, int | None]:
+    """Which counter the line names (its place among COUNTERS; None of a rounded one), and the step, if any."""
     rounded = ROUNDED.search(line)
     if rounded is not None:
         unit = UNITS[rounded["unit"].upper()]
-        return epochs.rounded(float(rounded["at"]) * unit, unit / 10 ** len(rounded["places"] or ""), line)
+        places = len(rounded["places"] or "")
+        return None, epochs.rounded(float(rounded["at"]) * unit, unit / 10**places, line)
     has_epoch = "epoch" in line.lower()
-    for pattern, first, needs_epoch in COUNTERS:
+    for place, (pattern, first, needs_epoch) in enumerate(COUNTERS):
         if needs_epoch and not has_epoch:
             continue
         found = pattern.search(line)
@@ -462,11 +487,13 @@ def _find_step(line: str, epochs: EpochSteps, *, cut: bool) -> int | None:
         at = _whole(found["at"])
         groups = found.groupdict()
         if groups.get("of"):
-            return epochs.of(int(groups["epoch"]), at, int(groups["of"]), first)
+            return place, epochs.of(int(groups["epoch"]), at, int(groups["of"]), first)
         if groups.get("epoch"):
-            return epochs.step(float(groups["epoch"]), at)
-        return epochs.plain(at) if epochs.open is None or pattern is THROUGH else epochs.step(epochs.open, epochs.plain(at))
-    return None
+            return place, epochs.step(float(groups["epoch"]), at)
+        if epochs.open is None or pattern is THROUGH:
+            return place, epochs.plain(at)
+        return place, epochs.step(epochs.open, epochs.plain(at))
+    return None, None
 
 
 def _fields_of(line: str) -> Iterator[re.Match[str]]:

@@ -59,6 +59,11 @@ def gather(measured: Iterable[tuple[int, float, Mapping[str, float]]]) -> Iterat
         yield point
 
 
+def unread_bytes(path: Path, size: int) -> str:
+    """What is said of a file of records whose last bytes could not be read."""
+    return f"the last {size:,} bytes of `{path.name}`: a record is cut or damaged there"
+
+
 class MetricsWriter:
     """Append points to `metrics.jsonl`; each `write` is one line in one system call.
 

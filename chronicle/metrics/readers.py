@@ -117,15 +117,17 @@ def line_format(name: str, formats: Mapping[str, str]) -> re.Pattern[str]:
     return pattern
 
 
-def read_log(path: Path, reading: LogReading = PLAIN) -> Iterator[Point]:
+def read_log(path: Path, reading: LogReading = PLAIN, left_out: list[str] | None = None) -> Iterator[Point]:
     """Yield the points of a log in file order; raises UnknownLog when there is none, OSError when it cannot be read.
+
+    `left_out` gets a sentence for each file of records that could not be read to its end.
 
     `path` may be a file, a directory of TensorBoard event files, of an MLflow run or of W&B's offline mode, `mlflow.db#RUN`
     or `trackio.db#RUN`.
     """
     found = False
     seen: dict[str, None] = {}
-    for point in _open(path, reading, seen):
+    for point in _open(path, reading, seen, left_out):
         found = True
         yield point
     if not found and not _is_empty_table(path, reading):
@@ -171,16 +173,16 @@ def _is_empty_table(path: Path, reading: LogReading) -> bool:
     return path.is_file() and form_of(path, reading) == "table"
 
 
-def _open(path: Path, reading: LogReading, seen: dict[str, None]) -> Iterator[Point]:
+def _open(path: Path, reading: LogReading, seen: dict[str, None], left_out: list[str] | None) -> Iterator[Point]:
     form = form_of(path, reading)
     if reading.pattern is not None and form not in BINARY:
         return _read_taught(path, reading.pattern)
     if form == "MLflow":
         return read_file_store(path) if path.is_dir() else read_database(*split_store(path))
     if form == "TensorBoard":
-        return read_event_files(path)
+        return read_event_files(path, left_out)
     if form == "W&B":
-        return read_wandb(path)
+        return read_wandb(path, left_out)
     if form == "trackio":
         return read_trackio(*split_store(path))
     if form == "JSON":
@@ -328,6 +330,7 @@ class Contents:
         self.reading = reading
         self._standing = 0  # points with the step of the point before
         self._counted = 0  # points whose step the log does not name
+        self.left_out: list[str] = []  # what could not be read, a sentence each
 
     def note(self, point: Point) -> None:
         """Count one point."""
@@ -365,7 +368,8 @@ class Contents:
         points = f"{self.points} points"
         if 0 < with_loss < self.points:
             points += f" ({with_loss} with a loss)"
-        return [f"read: {self.form}, {points}, {steps}; {'; '.join(told) if judged or told else 'no channel'}"]
+        read = f"read: {self.form}, {points}, {steps}; {'; '.join(told) if judged or told else 'no channel'}"
+        return [read, *(f"not read: {what}" for what in self.left_out)]
 
     def to_json(self) -> dict[str, Any]:
         """The same as JSON values: `channels` maps each name to its role and number of values."""
@@ -373,6 +377,7 @@ class Contents:
         return {
             "form": self.form, "points": self.points, "first_step": self.first_step, "last_step": self.last_step,
             "steps_counted": self._counted > 0, "loss": list(self.judged), "channels": roles,
+            "left_out": list(self.left_out),
         }  # fmt: skip
 
     def need_loss(self, source: str) -> None:

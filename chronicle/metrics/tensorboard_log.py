@@ -1,8 +1,8 @@
 """TensorBoard's event files, read by TensorBoard's own reader: scalars in both their forms.
 
 An event file is one session; a `SessionLog.START` inside one begins another. Files of a directory are read in the order of the
-seconds in their names, which is when their writers began. A file ends where a record is cut (its writer was stopped) or
-damaged: TensorBoard's reader does not tell the two apart.
+seconds in their names, which is when their writers began. TensorBoard's reader ends a file without a word where a record is
+cut (its writer was stopped, or still writes) or damaged. So the records are measured, and what lies behind the last is said.
 """
 
 from __future__ import annotations
@@ -15,8 +15,9 @@ from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
-from chronicle.metrics.log import Point, gather
+from chronicle.metrics.log import Point, gather, unread_bytes
 
+RECORD_FRAME = 16  # bytes around a record: its length (8), and the check sums of the length and of the data (4 each)
 FILE_NAME = re.compile(r".*tfevents\.(\d+)\..*")
 
 
@@ -25,13 +26,16 @@ def is_event_file(path: Path) -> bool:
     return "tfevents" in path.name
 
 
-def read_event_files(path: Path) -> Iterator[Point]:
-    """Yield the points of one event file, or of all event files below a directory; each session is a launch."""
+def read_event_files(path: Path, left_out: list[str] | None = None) -> Iterator[Point]:
+    """Yield the points of one event file, or of all event files below a directory; each session is a launch.
+
+    `left_out` gets a sentence for each file that could not be read to its end.
+    """
     row, launch = 0, -1
     for file in sorted(_event_files(path), key=_began):
         launch += 1
         before = launch
-        for session, events in groupby(_events(file), key=itemgetter(0)):
+        for session, events in groupby(_events(file, left_out), key=itemgetter(0)):
             for point in gather(event[1:] for event in events):
                 launch = before + session
                 yield point._replace(row=row, launch=launch)
@@ -49,13 +53,16 @@ def _began(path: Path) -> tuple[int, str]:
     return (int(match[1]) if match else 0, path.name)
 
 
-def _events(path: Path) -> Iterator[tuple[int, int, float, dict[str, float]]]:
+def _events(path: Path, left_out: list[str] | None) -> Iterator[tuple[int, int, float, dict[str, float]]]:
     """Yield (sessions begun in this file, step, wall time, scalars) of every event that has scalars."""
-    from tensorboard.backend.event_processing.event_file_loader import LegacyEventFileLoader
+    from tensorboard.backend.event_processing.event_file_loader import RawEventFileLoader
+    from tensorboard.compat.proto.event_pb2 import Event
 
     logging.getLogger("tensorboard").setLevel(logging.ERROR)  # it warns of each record that is cut
-    session = 0
-    for event in LegacyEventFileLoader(str(path)).Load():
+    session = read = 0
+    for record in RawEventFileLoader(str(path)).Load():
+        read += RECORD_FRAME + len(record)
+        event = Event.FromString(record)
         if event.session_log.status == event.session_log.START:
             session += 1
             continue
@@ -63,6 +70,8 @@ def _events(path: Path) -> Iterator[tuple[int, int, float, dict[str, float]]]:
         found = {tag: number for tag, number in scalars.items() if number is not None}
         if found:
             yield session, event.step, event.wall_time, found
+    if left_out is not None and (rest := path.stat().st_size - read) > 0:
+        left_out.append(unread_bytes(path, rest))
 
 
 def _scalar(value: Any) -> float | None:

@@ -5,8 +5,8 @@ head of 7 bytes (`:W&B`, 0xBEE1, version 0), CRC-32 of zlib over type and data; 
 wandb/proto/wandb_internal.proto. The wandb package reads these files in a compiled program only, so there is no reader to call.
 
 A file is one session (one `wandb.init`). Sessions with the same id are launches of one run. A file ends where a record is
-cut or its check sum does not hold: its writer was stopped, or still writes. History is read as W&B's JSON history is: where
-a record names the trainer's own step, that one counts (`Counted`).
+cut or its check sum does not hold (its writer was stopped, or still writes), and what lies behind is said. History is read
+as W&B's JSON history is: where a record names the trainer's own step, that one counts (`Counted`).
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from chronicle.errors import UsageProblem
-from chronicle.metrics.log import Point
+from chronicle.metrics.log import Point, unread_bytes
 from chronicle.metrics.records import Counted, join_steps
 
 HEAD = b":W&B\xe1\xbe\x00"
@@ -47,6 +47,7 @@ class WandbSession:
     alerts: list[tuple[str, str, str]] = field(default_factory=list)  # title, text, level
     exit_code: int | None = None
     is_whole: bool = False  # its last record says that the run was finished
+    unread: int = 0  # bytes behind the last record that could be read
     system_samples: int = 0  # records of GPU, memory and disk, which are not points of the run
 
 
@@ -73,8 +74,11 @@ def read_sessions(path: Path) -> list[WandbSession]:
     return sorted(sessions, key=lambda session: (session.started or 0.0, str(session.path)))
 
 
-def read_wandb(path: Path) -> Iterator[Point]:
-    """Yield the points of one run, each session a launch; raises UsageProblem where several runs lie there."""
+def read_wandb(path: Path, left_out: list[str] | None = None) -> Iterator[Point]:
+    """Yield the points of one run, each session a launch; raises UsageProblem where several runs lie there.
+
+    `left_out` gets a sentence for each file that could not be read to its end.
+    """
     sessions = read_sessions(path)
     runs = {(one.project, one.run_id): one.path.parent for one in sessions}
     if len(runs) > 1:
@@ -85,13 +89,15 @@ def read_wandb(path: Path) -> Iterator[Point]:
         for point in session.points:
             yield point._replace(row=row, launch=launch if len(sessions) > 1 else None)
             row += 1
+        if session.unread and left_out is not None:
+            left_out.append(unread_bytes(session.path, session.unread))
 
 
 def read_session(path: Path) -> WandbSession:
     """Read one file. Raises UsageProblem where it is no file of W&B, OSError where it cannot be read."""
     session = WandbSession(path=path)
     records: list[Mapping[str, Any]] = []
-    for record in _records(path):
+    for record in _records(path, session):
         try:
             _take(session, record, records)
         except (IndexError, ValueError, struct.error):
@@ -186,8 +192,9 @@ def _texts(message: bytes) -> dict[int, str]:
     return {n: v.decode("utf-8", "replace") for n, kind, v in fields_of(message) if kind == 2 and isinstance(v, bytes)}
 
 
-def _records(path: Path) -> Iterator[bytes]:
-    """Yield the whole records of a file, until one is cut or damaged."""
+def _records(path: Path, session: WandbSession) -> Iterator[bytes]:
+    """Yield the whole records of a file, until one is cut or damaged; `session.unread` counts what lies behind."""
+    size = session.unread = path.stat().st_size
     with path.open("rb") as file:
         if file.read(len(HEAD)) != HEAD:
             raise UsageProblem(f"`{path}` is no log of W&B: its first bytes are not `:W&B`", "name a run-*.wandb")
@@ -200,19 +207,20 @@ def _records(path: Path) -> Iterator[bytes]:
             head = file.read(FRAME)
             if len(head) < FRAME:
                 return
-            check, size, kind = struct.unpack("<IHB", head)
-            data = file.read(size)
+            check, length, kind = struct.unpack("<IHB", head)
+            data = file.read(length)
             if (
-                len(data) < size
+                len(data) < length
                 or kind not in (FULL, FIRST, MIDDLE, LAST)
                 or zlib.crc32(data, zlib.crc32(head[6:])) != check
             ):
                 return
-            at += FRAME + size
+            at += FRAME + length
             if kind in (FULL, FIRST):
                 parts.clear()
             parts += data
             if kind in (FULL, LAST):
+                session.unread = size - at
                 yield bytes(parts)
 
 

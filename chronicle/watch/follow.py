@@ -23,10 +23,11 @@ def follow_file(
     path: Path, *, once: bool = False, checkpoints_dir: Path | None = None, reading: LogReading = PLAIN
 ) -> Scan:
     """Follow a log of any known format. `once`: the last point of one that is read whole is not held back."""
-    read = Reread(path, hold_last=not once, reading=reading).read
-    if grows_by_lines(path):
-        read = Tail(path, AnyLine(reading)).read
-    return Scan(str(path), read, advice_on_file(checkpoints_dir), form=form_of(path, reading), reading=reading)
+    whole = Reread(path, hold_last=not once, reading=reading)
+    read = Tail(path, AnyLine(reading)).read if grows_by_lines(path) else whole.read
+    scan = Scan(str(path), read, advice_on_file(checkpoints_dir), form=form_of(path, reading), reading=reading)
+    scan.contents.left_out = whole.left_out
+    return scan
 
 
 def grows_by_lines(path: Path) -> bool:
@@ -120,6 +121,7 @@ class Reread:
 
     def __init__(self, path: Path, *, hold_last: bool, reading: LogReading = PLAIN) -> None:
         self.path, self._hold_last, self._reading = path, hold_last, reading
+        self.left_out: list[str] = []  # at the last look
         self._seen, self._state = 0, (-1, -1)
 
     def read(self) -> list[Point]:
@@ -128,8 +130,9 @@ class Reread:
         if state == self._state:
             return []
         self._state = state
+        self.left_out.clear()
         try:
-            points = list(read_log(self.path, self._reading))
+            points = list(read_log(self.path, self._reading, self.left_out))
         except (UnknownLog, OSError):  # nothing yet, or being written right now: try again at the next look
             self._state = (-1, -1)
             return []

@@ -168,8 +168,10 @@ class Scan:
 
 def scan_file(path: Path, *, checkpoints_dir: Path | None = None, reading: LogReading = PLAIN) -> Scan:
     """Scan one log that belongs to no run. Without a directory of checkpoints a proposal names the onset and no target."""
-    read, form = partial(read_log, path, reading), form_of(path, reading)
+    left_out: list[str] = []
+    read, form = partial(read_log, path, reading, left_out), form_of(path, reading)
     scan = Scan(str(path), read, advice_on_file(checkpoints_dir), form=form, reading=reading)
+    scan.contents.left_out = left_out
     return _read_whole(scan)
 
 

@@ -67,15 +67,6 @@ class Channel:
     With `log` the values are folded in decades, with `falling` a fall is the incident.
     """
 
-    __slots__ = (
-        "age", "block_1", "block_2", "block_size", "block_sum", "blocks", "buffer", "changed", "cusum", "cusum_row",
-        "drifts", "falling", "far", "grid", "high", "history", "inflation", "interval_row", "lagged", "last_end",
-        "last_hot", "last_step", "level", "life", "log", "lone", "long_run", "middle", "name", "near", "non_finite",
-        "not_a_number", "often", "often_row", "often_run", "often_top", "order", "ordered", "quantum", "respike",
-        "restart_row", "root", "rows", "said_often", "scale", "settled", "slow", "strayed", "tail_mean", "tail_start",
-        "widening",
-    )  # fmt: skip
-
     def __init__(self, name: str = "", *, log: bool = False, falling: bool = False) -> None:
         self.name, self.log, self.falling = name, log, falling
         self.rows = self.age = 0  # points seen, and since the present levels began

@@ -32,8 +32,6 @@ MARKS = (ORDER, OFTEN[:20])  # beginnings of sentences that come and go with wha
 class Group:
     """The channel events behind one event; `first` is the one that decides, the loss's where there is one."""
 
-    __slots__ = ("cluster", "first", "members", "number", "role", "row", "step")
-
     def __init__(self, role: Role, first: ChannelEvent) -> None:
         self.role, self.first, self.members = role, first, [first]
         self.number: int | None = None  # None: held back until something makes it an event
@@ -48,8 +46,6 @@ class Group:
 
 class Fusion:
     """Fold channel events, in the order in which they happen, into events; `events` holds all of them by number."""
-
-    __slots__ = ("events", "first_loss", "groups", "loss_events", "lr_wrong", "objective")
 
     def __init__(self) -> None:
         self.events: list[Event] = []

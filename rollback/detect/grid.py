@@ -24,8 +24,6 @@ class Grid:
     The second test finds other roundings: independent real numbers are never equal.
     """
 
-    __slots__ = ("bf16", "fp16", "last", "least", "seen", "ties")
-
     def __init__(self) -> None:
         self.seen = self.bf16 = self.fp16 = self.ties = 0
         self.last, self.least = math.nan, 0.0

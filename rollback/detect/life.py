@@ -44,13 +44,6 @@ class ChannelEvent:
     the variance of one point. `unresolved`: it did not recover in time. A `respike` happened on top of another event.
     """
 
-    __slots__ = (
-        "after_restart", "alarm_row", "alarm_step", "channel", "closed", "crest", "decades", "excess", "height",
-        "inflation", "lasting", "level", "local", "often", "onset_low_row", "onset_low_step", "onset_row", "onset_step",
-        "peak_row", "peak_step", "persistent", "provisional", "recovered_row", "recovered_step", "respike", "scattered",
-        "shape", "sigma", "sigmas", "status", "unresolved", "wander", "young",
-    )  # fmt: skip
-
     def __init__(self) -> None:
         self.channel, self.shape = "", "instant"  # instant, gradual or nan
         self.alarm_row = self.onset_row = self.onset_low_row = 0
@@ -90,8 +83,6 @@ class ChannelEvent:
 
 class Life:
     """Follow one open event; `feed` returns True when something about it changed."""
-
-    __slots__ = ("count", "event", "log", "margin", "own", "point", "recent", "reference", "spread", "unit")
 
     def __init__(self, event: ChannelEvent, log: bool) -> None:
         self.event = event

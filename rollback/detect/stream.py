@@ -44,11 +44,6 @@ FOREIGN = Placement(foreign=True)
 class Stream:
     """A fold over (step, launch); `interval` is the usual number of steps between two points."""
 
-    __slots__ = (
-        "candidate", "candidate_count", "descending", "first_step", "interval", "last_launch", "last_step", "other_step",
-        "points", "quiet", "repeats", "turns",
-    )  # fmt: skip
-
     def __init__(self) -> None:
         self.first_step: int | None = None
         self.last_step: int | None = None

@@ -68,13 +68,16 @@ def test_a_session_whose_writer_was_stopped_is_read_to_its_last_whole_record(tmp
     path = write_session(tmp_path, "r", [run_record("r", "r", {}, 1), *records])
     whole = path.read_bytes()
     assert [point.values["loss"] for point in read_session(path).points] == [float(step) for step in range(100)]
+    assert read_session(path).unread == 0
     if harm == "cut":
         path.write_bytes(whole[: len(whole) * 2 // 3])
     else:
         at = len(whole) // 2
         path.write_bytes(whole[:at] + bytes([whole[at] ^ 1]) + whole[at + 1 :])
-    session = read_session(path)
+    session, left_out = read_session(path), list[str]()
     assert 20 < len(session.points) < 80 and not session.is_whole
+    assert len(list(read_wandb(path, left_out))) == len(session.points)
+    assert 0 < session.unread < len(whole) and f"the last {session.unread:,} bytes" in left_out[0]
     assert [point.values["loss"] for point in session.points] == [float(step) for step in range(len(session.points))]
 
 

@@ -514,6 +514,15 @@ WRITERS: dict[str, tuple[str, Callable[[Losses], str]]] = {
         "INFO:gluonts.trainer:Epoch[{row}] Learning rate is 0.001\n"
         "100%|##########| 50/50 [00:05<00:00,  9.51it/s, epoch={row}/300, avg_epoch_loss={x:.4f}]\n"
         "INFO:gluonts.trainer:Epoch[{row}] Elapsed time 5.262 seconds\nINFO:gluonts.trainer:Epoch[{row}] Evaluation metric 'epoch_loss'={x:.6f}")),
+    # intel-analytics/BigDL spark/dl optim/DistriOptimizer.scala: its samples, and its iteration
+    "bigdl": (".log", lambda losses: "".join(
+        f"2026-01-02 03:04:05 INFO  DistriOptimizer$:427 - [Epoch {row // 40 + 1} {(row % 40 + 1) * 1280}/51200][Iteration {row * EVERY}]"
+        f"[Wall Clock {row * 2.5}s] Trained 128 records in 0.1 seconds. Throughput is 1280.0 records/second. Loss is {x:.6f}. \n"
+        for row, x in enumerate(losses, 1))),
+    # a script that counts by samples, and its trainer that counts by iteration: one series, and not two writers
+    "two counters": (".log", lambda losses: "".join(
+        f"Train Epoch: 1 [{row * 640}/1920000 (1%)]\tLoss: {x:.6f}\niteration: {59448 + row}, loss: {x + 0.4:.4f}, lr: 0.001\n"
+        for row, x in enumerate(losses, 1))),
     # scikit-learn sklearn/ensemble/_gb.py VerboseReporter
     "sklearn boosting": (".log", blanks(
         "      Iter       Train Loss   Remaining Time \n", "{row:10d} {x:16.4f}            1.05s \n")),

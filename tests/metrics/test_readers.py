@@ -12,8 +12,11 @@ from hypothesis import strategies as st
 from tensorboard.compat.proto.event_pb2 import Event
 
 from chronicle.errors import ChronicleError
+from chronicle.integrations.trackers import read_tracked
 from chronicle.metrics.mlflow_log import WhichRun
 from chronicle.metrics.readers import UnknownLog, read_log
+from chronicle.watch.follow import follow_file
+from chronicle.watch.scan import scan_file
 from tests.metrics.event_files import write_events
 from tests.metrics.printed import parse_log_line, read_lines
 
@@ -209,6 +212,27 @@ def test_session_start_inside_an_event_file_begins_a_launch(tmp_path: Path) -> N
     said = ((1, loss), (2, loss), (1, start), (1, loss))
     write_events(path, [Event(wall_time=1.0 + step, step=step, **what) for step, what in said])
     assert [(p.launch, p.step, p.values["loss"]) for p in read_log(path)] == [(0, 1, 2.5), (0, 2, 2.5), (1, 1, 2.5)]
+
+
+@pytest.mark.parametrize("harm", ["damaged", "cut", "nothing"])
+def test_what_lies_behind_a_damaged_record_is_said_to_be_unread(harm: str, tmp_path: Path) -> None:
+    """Five of ten steps were read, and nothing said so: TensorBoard's reader ends a file at its first bad check sum."""
+    path = tmp_path / "events.out.tfevents.1.host"
+    write_events(path, [Event(step=at, summary={"value": [{"tag": "loss", "simple_value": 2.5}]}) for at in range(1, 11)])
+    data, size = bytearray(path.read_bytes()), path.stat().st_size // 10
+    if harm == "damaged":
+        data[5 * size + 14] ^= 0xFF
+    path.write_bytes(data[:-3] if harm == "cut" else data)
+    scan = scan_file(path)
+    read, rest = {"damaged": (5, 5 * size), "cut": (9, size - 3), "nothing": (10, 0)}[harm]
+    said = [f"the last {rest:,} bytes of `{path.name}`: a record is cut or damaged there"] * (rest > 0)
+    assert scan.rows == read and scan.contents.left_out == said
+    follower = follow_file(path, once=True)
+    follower.look()
+    assert follower.contents.to_json()["left_out"] == said
+    assert scan.contents.lines()[1:] == [f"not read: {one}" for one in said]
+    tracked = read_tracked(path)
+    assert tracked is not None and tracked[0].left_out == "".join(said)
 
 
 def test_mlflow_database_with_one_run_and_with_two(tmp_path: Path) -> None:

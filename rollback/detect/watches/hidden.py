@@ -20,11 +20,6 @@ TIE_CHANCE = 1e-7  # of so many repeats in a row by themselves
 class HiddenWatch:
     """A fold over a point's loss, gradient norm and skipped steps; None is "not in this line"."""
 
-    __slots__ = (
-        "begun", "first_row", "first_step", "last_loss", "last_skipped", "last_step", "longest", "needed", "normed", "run",
-        "signs", "sound_step", "ties", "usual",
-    )  # fmt: skip
-
     def __init__(self) -> None:
         self.last_loss: float | None = None
         self.last_skipped: float | None = None

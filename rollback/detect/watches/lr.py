@@ -25,8 +25,6 @@ ROSE = 1.0 + 1e-9
 class LrWatch:
     """A fold over the observed and the expected learning rate."""
 
-    __slots__ = ("climb", "fallen_from", "highest", "last", "mismatch", "past", "reference", "settled")
-
     def __init__(self) -> None:
         self.last: float | None = None
         self.highest = 0.0

@@ -19,8 +19,6 @@ class PlateauWatch:
     The engine adds up the losses of a block by itself (a call a point costs as much as the sum) and ends the block here.
     """
 
-    __slots__ = ("blocks", "count", "level", "on_plateau", "seen", "total")
-
     def __init__(self) -> None:
         self.blocks: deque[float] = deque(maxlen=BLOCKS)
         self.total, self.count, self.seen, self.level = 0.0, 0, 0, 0.0

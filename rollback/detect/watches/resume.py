@@ -22,8 +22,6 @@ BUMP_ERRORS = 4.0  # standard errors of that mean
 class ResumeWatch:
     """A fold over the leading loss; `restart` says that a launch begins with the next point."""
 
-    __slots__ = ("count", "error", "expected", "fall", "past", "row", "step", "total")
-
     def __init__(self) -> None:
         self.past: deque[tuple[int, float]] = deque(maxlen=PAST_POINTS)
         self.expected: list[tuple[int, float]] = []

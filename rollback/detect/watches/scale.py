@@ -17,8 +17,6 @@ FLOOR = 1.0  # no scale goes lower
 class ScaleWatch:
     """A fold over the loss scale."""
 
-    __slots__ = ("collapsed", "first_row", "first_step", "last", "start", "steady")
-
     def __init__(self) -> None:
         self.collapsed = False
         self.restart()
