@@ -69,7 +69,6 @@ from rollback.files.safetensors_file import list_tensors
 _trained: "weakref.WeakSet[Any]" = weakref.WeakSet()  # models that took a guarded step in this process
 BEGINS_ANEW = "it is from before the first step: the optimizer begins anew"  # an LR finder, a restart
 AT_STEP = "the guard saw no load, but the optimizer is at step {}"
-AT_BATCH, AT_LOAD = "when the first batch came", "at the load"
 WEIGHTS_ALONE = (
     "weights were loaded, and the optimizer begins without state, in a run that was trained before: momentum and schedule were "
     "not restored; a start from scratch on purpose says fresh_start=True"
@@ -105,7 +104,7 @@ class Loads(Observer):
         self._objects_before: Mapping[str, str] = {}
         self._earlier: Facts | None = None  # buffers before the first forward pass without gradients, and how many came
         self._passes = 0
-        self._held: dict[str, tuple[str, str]] = {}  # when -> digest of the weights then, and 16 bits of each
+        self._at_batch = ""  # digest of the weights when the first batch came
 
     @staticmethod
     def intends_to_train(live: LiveState) -> bool:
@@ -173,20 +172,11 @@ class Loads(Observer):
         return allowed.Facts(expected=expected, memory=memory, found=found, longer=longer, unknown_schedule=unknown)
 
     def _moved_weights(self, memory: Memory, live: LiveState) -> Allowance | None:
-        """Why weights that were as saved are not so any more: since the first batch came it was the script that moved them
-        (SAM, a momentum encoder); since the load, some that are not trained."""
+        """Why weights that are not as saved may be: they were when the first batch came, and the script itself moved them."""
         own = memory.of_rank(live.rank)
-        saved = own.weights if own else ""
-        for when, (weights, each) in self._held.items():
-            if not saved or weights != saved:
-                continue
-            if when == AT_BATCH:
-                return Allowance(Kind.FIRST_PASS, f"as saved {when}; since then the script itself moved them")
-            moved = weights_apart(each, live)
-            if moved and not any(parameter.requires_grad for _, parameter in moved):
-                why = f"as saved {when}; since then the script itself moved weights that are not trained"
-                return Allowance(Kind.FIRST_PASS, why)
-        return None
+        if own is None or not own.weights or self._at_batch != own.weights:
+            return None
+        return Allowance(Kind.FIRST_PASS, "as saved when the first batch came; since then the script itself moved them")
 
     def trained(self, models: Sequence[Any]) -> None:
         """These models take a guarded step in this process."""
@@ -297,9 +287,7 @@ class Loads(Observer):
         bound = contract if contract is not None and step is not None and contract.step == step else None
         self.start.learn(expectation=self.expectation(memory, bound))
         self.honours.loaded(self.start.expectation, live)
-        self._held = {}
-        if memory is not None and "weights" in memory.habits:
-            self._held = {AT_LOAD: weights_and_each(live)}
+        self._at_batch = ""
 
     def look_again(self, live: LiveState) -> None:
         """The optimizer's state was not known by itself; the weights that were loaded after it may be."""
@@ -347,7 +335,7 @@ class Loads(Observer):
                 keys=(*saved.moving, *then) if saved else (),
                 unregistered=unregistered.facts_of(live, Parts()) if memory and memory.unregistered else {},
             )
-            self._held = {AT_BATCH: weights_and_each(live), **self._held}
+            self._at_batch = weights_and_each(live)[0]
             self._earlier, self._passes = None, 0
 
     def check_unseen(self, found: Memory, live: LiveState, optimizer: Any = None) -> list[Check]:

@@ -8,15 +8,16 @@ promised (L1).
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 from chronicle.resume.checks.check import Check, failed, noted
 from chronicle.resume.checks.memory import accepted_world
 from chronicle.resume.checks.tripwires import LR_JUMP
 from chronicle.resume.contract import Expectation
 from chronicle.resume.envelope.breach import Breach, BreachKind
-from chronicle.resume.events import BatchEntered, Gradient, GradientReady, Loaded, StepBegins
+from chronicle.resume.events import BatchEntered, GradientReady, Loaded, StepBegins
 from chronicle.resume.hub import RESTS, Observer, Rest
-from chronicle.resume.learning_rate import NUM_FORECAST, a_batch_entered
+from chronicle.resume.learning_rate import NUM_FORECAST, BoundScheduler, a_batch_entered
 from chronicle.resume.memory import LrRow, Memory
 from chronicle.resume.reference import LR, OptionValues
 from chronicle.resume.rules import show_row
@@ -146,7 +147,8 @@ class LrTripwire:
 class LrWatch(Observer):
     """The LRs of one process: whether forecasts of them come true, and the fifty steps after a first one.
 
-    `options` keeps the values that were used. `tell` hears of an LR that was set inside a step.
+    All along, an LR that was its schedulers' at every step must stay theirs; a script that sets it by hand as well is not
+    accused. `options` keeps the values that were used. `tell` hears of an LR that no scheduler set.
     """
 
     about = "learning rate in use"
@@ -156,26 +158,24 @@ class LrWatch(Observer):
         self.recent: deque[LrRow] = deque(maxlen=NUM_FORECAST)  # of the last optimizer steps
         self.witness = LrWitness()
         self.tripwire: LrTripwire | None = None
-        self._knows_schedulers = False
-
-    @property
-    def last(self) -> LrRow | None:
-        """LRs of the last step; None where none was taken."""
-        return self.recent[-1] if self.recent else None
+        self._schedulers: tuple[Any, ...] = ()
+        self._num_planned = 0  # steps whose LR was the one that the schedulers set last
 
     def loaded(self, event: Loaded) -> None:
         """The next optimizer step is a first one: what was foretold before it no longer holds."""
         self.recent.clear()
         self.witness, self.tripwire = self.witness.predict(()), None
+        self._num_planned = 0
 
     def arm(self, tripwire: LrTripwire | None) -> None:
         """From the next step on the LRs are held to this; None: to nothing."""
         self.tripwire = tripwire
 
-    def knows(self, schedulers: Sequence[object]) -> None:
+    def knows(self, schedulers: Sequence[BoundScheduler]) -> None:
         """Forecasts that were made without the schedulers of now (Fabric names them at its first save) prove nothing."""
-        if schedulers and not self._knows_schedulers:
-            self._knows_schedulers, self.witness = True, LrWitness()
+        if schedulers and not self._schedulers:
+            self.witness = LrWitness()
+        self._schedulers = tuple(bound.scheduler for bound in schedulers)
 
     def foretell(self, rows: Sequence[LrRow] | None) -> None:
         """The LRs of the next steps, as far as they can be forecast."""
@@ -189,8 +189,8 @@ class LrWatch(Observer):
     def step_begins(self, event: StepBegins) -> Sequence[Check]:
         """The LRs of one optimizer step; a failed or noted check where they are not those that were promised."""
         lrs = event.lrs
-        if not self.recent or lrs != self.recent[-1]:
-            self._options.add(LR, lrs)
+        if self.recent and lrs != self.recent[-1]:
+            self._options.moved.add(LR)
         self.recent.append(lrs)
         if self.witness.position < len(self.witness.rows):
             self.witness = self.witness.see(lrs)
@@ -200,15 +200,18 @@ class LrWatch(Observer):
         return () if check is None else (check,)
 
     def gradient_ready(self, event: GradientReady) -> Rest | None:
-        """The step has begun with the LR of its schedule, as all steps so far; a hook inside it may set another one."""
-        if event.gradient is not Gradient.TOLD:
+        """The update comes next: its LR is the one that the schedulers set last, also where a hook inside the step set it."""
+        planned = tuple(lr for one in self._schedulers for lr in getattr(one, "_last_lr", None) or ())
+        if not planned or len(planned) != len(event.lrs):
             return RESTS
-        begun = self.last or event.lrs
-        if event.lrs != begun and self.witness.source == "scheduler":
-            before, after = next((a, b) for a, b in zip(begun, event.lrs, strict=True) if a != b)
-            words = f"the step began with {before}, as scheduled, and a hook inside it set {after}"
+        if _same(planned, event.lrs):
+            self._num_planned += 1
+            return None
+        if self._num_planned >= NUM_CONFIRM:
+            used, own = next((a, b) for a, b in zip(event.lrs, planned, strict=True) if not _same((a,), (b,)))
+            words = f"LR {used:.6g} is used, its scheduler set {own:.6g}"
             self._tell(Breach(kind=BreachKind.LR, step=event.step, words=words, seen=event.step))
-        return None
+        return RESTS
 
 
 def _near(a: LrRow, b: LrRow, factor: float) -> bool:

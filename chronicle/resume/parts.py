@@ -65,7 +65,6 @@ class Parts:
         self.envelope = Envelope(
             training,
             share=functools.partial(self.sealer.share, at_most=NUM_RANKS_COMPARED),
-            lr_is_ours=lambda: self.honours.used_lr is not None,
             way_out=self.way_out.words,
         )
         self.first_gradient = FirstGradient(training, self.envelope.log.tell, self.data)

@@ -129,19 +129,12 @@ def test_weights_that_the_script_moves_between_its_load_and_its_first_batch(tmp_
 
 
 def test_such_weights_where_the_run_stopped_right_at_its_save(tmp_path: Path) -> None:
-    """What it did before an earlier step is known; of weights that are trained nothing is excused."""
+    """What it did before an earlier step is known, so the weights are not compared."""
     loop = Loop(tmp_path, follow)
     loop.launch(range(4), save=2)
     loop.save()
     loop.launch(range(4, 6))
-    assert "as saved at the load" in loop.noted()["weights"]
-
-    def trained(loop: Loop, step: int) -> None:
-        follow(loop, step)
-        loop.second.weight.data = 0.9 * loop.second.weight.data
-
-    with pytest.raises(ResumeRefused, match="weights"):
-        loop.launch(range(4, 6), before=trained)
+    assert "weights" in {one["name"] for one in loop.verdict()["not_compared"]}
 
 
 class Sharp(Loop):
