@@ -145,14 +145,6 @@ class FirstBatch(Observer):
             self._journal.tell(one.name, one.text, step=step, said=f"first batch: {one.name}: {one.text}")
 
 
-def heads_of(ids: Any, first_batch: FirstBatch) -> list[str]:
-    """The beginnings of rows as text, for the frames before a NaN; empty without a tokenizer or where text is kept out."""
-    decode = first_batch.decoder()
-    if ids is None or decode is None:
-        return []
-    return [decode(row) for row in ids.tolist()]
-
-
 # ---- tensors ---------------------------------------------------------------------------------------------------------
 
 

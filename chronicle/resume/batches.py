@@ -229,11 +229,11 @@ def tensors_of(batch: Any) -> list[Any]:
 
 
 def leaves_in(thing: Any, depth: int = 0) -> Iterator[Any]:
-    """Dense tensors, arrays and texts inside a batch of any form, in a fixed order."""
+    """Dense tensors, arrays and texts inside a batch of any form, in a fixed order; of other tensors the shape, in words."""
     if isinstance(thing, str | bytes):
         yield thing
     elif hasattr(thing, "untyped_storage") and hasattr(thing, "layout"):
-        yield from _dense_parts(thing)
+        yield _dense_or_shape(thing)
     elif hasattr(thing, "__array__") and hasattr(thing, "dtype") and hasattr(thing, "shape"):
         yield thing
     elif depth >= DEPTH:
@@ -248,8 +248,8 @@ def leaves_in(thing: Any, depth: int = 0) -> Iterator[Any]:
         yield from leaves_in(vars(thing), depth + 1)  # a dataclass, a graph; no module
 
 
-def _dense_parts(tensor: Any) -> Iterator[Any]:
-    """The tensor itself, or the dense ones that a sparse, nested or quantized one consists of.
+def _dense_or_shape(tensor: Any) -> Any:
+    """The tensor itself where it is dense; else (sparse, nested, quantized, without values) its shape in words.
 
     Of one that `torch.func` has wrapped what stands behind it: under `vmap` all of its rows.
     """
@@ -257,23 +257,10 @@ def _dense_parts(tensor: Any) -> Iterator[Any]:
     inside = torch._C._functorch
     while inside.is_functorch_wrapped_tensor(tensor):
         tensor = inside.get_unwrapped(tensor)
-    if tensor.is_nested:
-        yield tensor.values()
-        yield tensor.offsets() if tensor.layout is torch.jagged else tensor._nested_tensor_size()
-    elif tensor.layout is not torch.strided:
-        parts = LAYOUTS.get(str(tensor.layout))
-        yield from [getattr(tensor, part)() for part in parts] if parts else [tensor.to_dense()]
-    elif tensor.is_meta:
-        yield f"meta {tuple(tensor.shape)} {tensor.dtype}"
-    else:
-        yield tensor.int_repr() if tensor.is_quantized else tensor
-
-
-LAYOUTS = {
-    "torch.sparse_coo": ("_indices", "_values"),
-    **dict.fromkeys(("torch.sparse_csr", "torch.sparse_bsr"), ("crow_indices", "col_indices", "values")),
-    **dict.fromkeys(("torch.sparse_csc", "torch.sparse_bsc"), ("ccol_indices", "row_indices", "values")),
-}
+    if tensor.is_nested or tensor.is_quantized or tensor.is_meta or tensor.layout is not torch.strided:
+        shape = tensor.size(0) if tensor.is_nested else tuple(tensor.shape)
+        return f"{shape} {tensor.dtype} {tensor.layout}"
+    return tensor
 
 
 # ---- where the loader stands -----------------------------------------------------------------------------------------

@@ -6,9 +6,9 @@ the model (`config` of Transformers, Diffusers and PEFT, dataclasses, namespaces
 `folded` names equal values of a stack once: `transformer.h.*.attn.dropout.p`.
 
 An attribute is of the row `FIRM` when it is configuration for certain: an argument of the constructor, one of torch's
-`__constants__`, or any attribute but a counter of a library's class. Others are `LOOSE`: a script may set them as it trains.
-Values that move while a launch trains are found by comparing (`trained.py`). Private names, places in a stack (`layer_idx`),
-paths, and switches of the implementation are left out.
+`__constants__`, or any attribute that is no counter. Others are `LOOSE`: a script may set them as it trains. Values that move
+while a launch trains are found by comparing (`trained.py`). Private names, paths, and switches of the implementation are
+left out.
 """
 
 import enum
@@ -22,7 +22,6 @@ import sysconfig
 import types
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import fields, is_dataclass
-from pathlib import Path
 from typing import Any
 
 from chronicle.resume.fingerprint import digest, sample_of
@@ -54,7 +53,6 @@ VOLATILE = {
 OF_A_RUN = {"epochs", "num_epochs", "max_epochs", "max_steps", "steps", "batch", "batch_size", "seed",
             "output_dir", "out_dir", "save_dir", "log_dir", "resume", "workers", "num_workers", "accumulation", "shuffle",
             "optimizer", "scheduler", "weight_decay", "train_batch_size", "devices", "gpus"}  # fmt: skip
-PLACE = re.compile(r"(?:.*_)?(?:idx|index|id|number|num|depth|layer|block|stage)")
 NUM_TENSORS = 64
 DIGITS = re.compile(r"(?<![^.])[0-9]+(?![^.])")  # a whole part of a module's name
 
@@ -81,9 +79,8 @@ def _unsaved_tensors(modules: Mapping[str, Any]) -> Iterator[Fact]:
         kind = class_of(module)
         if not is_of_the_script(kind):
             continue
-        later = _set_later(kind)
         unsaved = getattr(module, "_non_persistent_buffers_set", ())
-        own = {key: thing for key, thing in vars(module).items() if _is_plain_tensor(thing) and key not in later}
+        own = {key: thing for key, thing in vars(module).items() if _is_plain_tensor(thing)}
         for key, thing in ({key: module._buffers.get(key) for key in unsaved} | own).items():
             place = pattern_of(f"{name}.{key}" if name else key)
             if not key.startswith("_") and place not in found and len(found) < NUM_TENSORS and (values := _values(thing)):
@@ -170,7 +167,7 @@ def class_of(module: Any) -> type:
 def _of_module(prefix: str, module: Any, seen: dict[int, Any]) -> Iterator[Fact]:
     """One module, with the configuration objects that no module before it holds."""
     kind = class_of(module)
-    certain, later, own = constructor_arguments(kind), _set_later(kind), is_of_the_script(kind)
+    certain, own = constructor_arguments(kind), is_of_the_script(kind)
     yield FIRM, f"{prefix}class", kind.__name__
     is_plain = True
     for key, thing in vars(module).items():
@@ -180,11 +177,11 @@ def _of_module(prefix: str, module: Any, seen: dict[int, Any]) -> Iterator[Fact]
             yield from _config(prefix + key, thing, seen)
             continue
         value = plain_value(thing)
-        if value is SKIPPED or _is_place(prefix, key, value):
+        if value is SKIPPED:
             continue
         is_plain = False
         steady = key in certain or not isinstance(value, int) or isinstance(value, bool)
-        yield FIRM if steady and not (own and key in later) else LOOSE, prefix + key, value
+        yield FIRM if steady else LOOSE, prefix + key, value
     if "config" not in vars(module) and isinstance(getattr(kind, "config", None), property):  # Diffusers
         yield from _config(f"{prefix}config", quietly(lambda: module.config), seen)
     if is_plain and (text := quietly(module.extra_repr)):
@@ -196,14 +193,6 @@ def _holds_options(key: str, thing: Any, own: bool) -> bool:
     if isinstance(thing, (str, int, float, bool, type(None), types.FunctionType)):
         return False
     return key in CONFIGS or (own and isinstance(thing, Mapping))
-
-
-def _is_place(name: str, key: str, value: Any) -> bool:
-    """Whether a number only says where in a stack the module is."""
-    if isinstance(value, bool) or not isinstance(value, int) or not PLACE.fullmatch(key):
-        return False
-    places = {int(part) for part in DIGITS.findall(name)}
-    return value in places or value - 1 in places
 
 
 def quietly(work: Callable[[], Any]) -> Any:
@@ -235,39 +224,6 @@ def is_of_the_script(kind: type) -> bool:
         return True
     homes = {sysconfig.get_path(name) for name in ("purelib", "platlib", "stdlib")}
     return "site-packages" not in file and not any(file.startswith(home + "/") for home in homes if home)
-
-
-@functools.lru_cache(maxsize=4096)
-def _set_later(kind: type) -> frozenset[str]:
-    """Attributes that the script assigns outside constructors: it may change them from epoch to epoch."""
-    if not is_of_the_script(kind):
-        return frozenset()
-    names: set[str] = set()
-    for base in kind.__mro__:
-        if not is_of_the_script(base):
-            continue
-        for name, thing in vars(base).items():
-            code = getattr(inspect.unwrap(thing) if callable(thing) else thing, "__code__", None)
-            if code is not None and name != "__init__":
-                names |= _assigned(code)
-    return frozenset(names) | _assigned_in_text(str(getattr(sys.modules.get("__main__"), "__file__", "") or ""))
-
-
-def _assigned(code: types.CodeType) -> set[str]:
-    """Attributes that a function assigns, from its bytecode."""
-    import dis
-
-    return {str(step.argval) for step in dis.get_instructions(code) if step.opname == "STORE_ATTR"}
-
-
-@functools.lru_cache(maxsize=8)
-def _assigned_in_text(path: str) -> frozenset[str]:
-    """Attributes that the script itself assigns to something other than `self`."""
-    try:
-        text = Path(path).read_text(encoding="utf-8", errors="replace") if path.endswith(".py") else ""
-    except OSError:
-        return frozenset()
-    return frozenset(name for owner, name in re.findall(r"(\w+)\.(\w+) *[-+*/]?=(?!=)", text) if owner != "self")
 
 
 def other_mode(models: Sequence[Any], seen: Mapping[int, bool] | None = None) -> list[str]:

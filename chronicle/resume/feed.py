@@ -1,16 +1,15 @@
 """What a training reads: the dataset, the order in which it is drawn, and the shape of the batches.
 
 `feed_facts` describes the loader of a launch without reading a sample: the class of the dataset, its length, the columns
-of a Hugging Face dataset, plain attributes (`block_size`), a digest of tensors and arrays it holds, the files it
-names with size and modification time, the sampler with its seed. Nothing is indexed and no iterator is
-made, because a dataset may augment at random or read the network. What cannot be seen is left out.
+of a Hugging Face dataset, plain attributes (`block_size`), a digest of tensors and arrays it holds, the sampler with its
+seed. Nothing is indexed and no iterator is made, because a dataset may augment at random or read the network. What cannot be
+seen (files that it will open) is left out: the batches show it.
 
 The row of a fact says what a difference means: `dataset` another dataset, `ROWS_OF_DATASET` other rows (generated data and
 random splits differ like that too), `DATASET` seeds, times, and attributes that the constructor does not take.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 from chronicle.resume.batches import samples_of, tensors_of
@@ -18,11 +17,9 @@ from chronicle.resume.configuration import SKIPPED, Fact, constructor_arguments,
 from chronicle.resume.envelope.samples import digest_of
 
 DATASET, ROWS_OF_DATASET = "dataset and order", "rows of the dataset"
-NUM_FILES = 16
+NUM_PARTS = 16  # of a data set that is put together
 NUM_ROWS = 8  # of a Hugging Face dataset
 NUM_SAMPLES = 64  # elements of a tensor, items of a list
-FILES = {"root", "path", "paths", "file", "files", "filename", "filenames", "data_dir", "data_path", "data_file", "data_files",
-         "file_path", "file_paths", "filepath", "shards", "urls", "fname", "bin_path", "dataset_path"}  # fmt: skip
 CHANGING = {"epoch", "seed", "rank", "world_size", "num_replicas", "generator", "start", "skip"}
 DERIVED = {"format", "info", "builder_name", "cache_files", "citation", "description", "rng", "generator", "lock", "worker_id"}
 WRAPS = ("dataset", "datasets", "data_source", "source", "hf_dataset", "ds")  # where a dataset keeps the one that it wraps
@@ -91,11 +88,8 @@ def _of_attributes(dataset: Any, name: str, depth: int) -> Iterator[Fact]:
         place = f"{name}.{key}"
         if key in WRAPS and depth < 4 and not is_array(thing) and not isinstance(thing, str):
             several = isinstance(thing, (list, tuple)) and key == "datasets"
-            for index, one in enumerate(thing[:NUM_FILES] if several else [thing]):
+            for index, one in enumerate(thing[:NUM_PARTS] if several else [thing]):
                 yield from dataset_facts(one, f"{place}.{index}" if several else place, depth + 1)
-        elif key in FILES and (files := _files(thing)):
-            yield "dataset", place, sorted(size for _, size, _ in files if size is not None)
-            yield DATASET, f"{place} (files)", files
         elif key.startswith("_") or key in DERIVED:
             continue
         elif is_array(thing):
@@ -104,22 +98,6 @@ def _of_attributes(dataset: Any, name: str, depth: int) -> Iterator[Fact]:
             yield "dataset" if key in certain and key not in CHANGING else DATASET, place, value
         elif isinstance(thing, (list, tuple)):
             yield ROWS_OF_DATASET, place, f"{len(thing)} items, {_sequence_digest(thing)}"
-
-
-def _files(thing: Any) -> list[list[Any]]:
-    """[name, bytes, modification time] of the files that are named; a directory has no size."""
-    paths = thing if isinstance(thing, (list, tuple)) else [thing]
-    found = []
-    for path in paths[:NUM_FILES]:
-        if not isinstance(path, (str, Path)):
-            return []
-        place = Path(path)
-        try:
-            stat = place.stat()
-        except (OSError, ValueError):
-            continue  # a URL, or a pattern
-        found.append([place.name, None, None] if place.is_dir() else [place.name, stat.st_size, int(stat.st_mtime)])
-    return found
 
 
 # ---- the order -------------------------------------------------------------------------------------------------------

@@ -4,7 +4,6 @@ import atexit
 import functools
 
 from chronicle.resume.batch_reader import FirstBatch
-from chronicle.resume.batch_record import LastFrames
 from chronicle.resume.data import DataWatch
 from chronicle.resume.describe import Describer
 from chronicle.resume.envelope import Breach, Envelope
@@ -45,7 +44,6 @@ class Parts:
             self.ranks, self.journal, record, lambda *found: self.envelope.compare_replicas(*found)
         )
         self.verdicts = Verdicts(self.ranks, self.journal, self.options, self.start, self.faults)
-        self.frames = LastFrames(training.launch_dir, rank)
         self.first_batch = FirstBatch(training)
         self.honours = Honours(self.options.honours)
         self.records = Records(None if paths is None else paths.states_dir, rank)
@@ -61,7 +59,7 @@ class Parts:
         sequels = None if paths is None else paths.sequels_dir
         self.reference = Reference(sequels, rank, self.describer.before_next_step, record)
         self.loads = Loads(training, self.data, self.honours, self.reference, self.moving, self.records)
-        self.way_out = WayOut(training, self.frames)
+        self.way_out = WayOut(training)
         self.envelope = Envelope(
             training,
             share=functools.partial(self.sealer.share, at_most=NUM_RANKS_COMPARED),

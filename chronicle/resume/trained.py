@@ -44,7 +44,7 @@ from chronicle.resume.memory import Memory
 from chronicle.resume.rules import RULES, is_near, judge
 from chronicle.resume.training import Training
 
-VERSION = 2
+VERSION = 3
 LIBRARIES = ("torch", "transformers", "diffusers", "peft", "timm", "lightning", "accelerate")
 MAKERS = ("torch", "transformers", "diffusers", "deepspeed", "accelerate", "lightning", "pytorch_lightning")  # of schedulers
 # compared elsewhere (position, LRs), or no part of the state
@@ -146,8 +146,8 @@ def _facts_of(live: LiveState) -> Iterator[Fact]:
     yield from model_facts(live.models)
     yield from feed_facts(live.feed)
     for name, one in live.arguments.items():
-        if (plain := plain_value(one)) is not SKIPPED:
-            yield "trainer" if OBJECTIVE.search(name) else ARGUMENTS, name, plain
+        if OBJECTIVE.search(name) and (plain := plain_value(one)) is not SKIPPED:
+            yield "trainer", name, plain
     for name, average in live.averages.items():
         for key, number in average_numbers(average).items():
             yield "average", f"{name}.{key}", number
@@ -192,7 +192,10 @@ def average_numbers(average: Any) -> dict[str, float]:
 
 
 def is_of_another_make(scheduler: Any) -> bool:
-    """Whether no known library made this scheduler, or only its empty base: its `load_state_dict` may do anything."""
+    """Whether no known library made this scheduler, or only its empty base: its `load_state_dict` may do anything.
+
+    What it keeps may differ, then. Its position and the LRs of the next steps are compared all the same.
+    """
     for base in type(scheduler).__mro__:
         if base.__module__.partition(".")[0] in MAKERS and base.__name__ not in ("LRScheduler", "_LRScheduler"):
             return False
@@ -270,6 +273,8 @@ def _differences(expected: Expectation, saved: Mapping[str, Any], found: Memory,
     one, other = (_by_name(record.get("facts") or {}) for record in (saved, found.trained))
     moved = {*(saved.get("moved") or ()), *(found.trained.get("moved") or ())}
     updated = saved.get("versions") != found.trained.get("versions")
+    memory = expected.memory
+    other_schedulers = memory is None or len(memory.schedulers) != len(found.schedulers)  # which is compared elsewhere
     for key in sorted(one.keys() | other.keys(), key=lambda key: (key[0], pattern_of(key[1]), key[1])):
         family, name = key
         if pattern_of(name) in moved or _is_unfolded(one, key) or _is_unfolded(other, key):
@@ -281,8 +286,8 @@ def _differences(expected: Expectation, saved: Mapping[str, Any], found: Memory,
             row = LOOSE
         elif row == ROWS_OF_DATASET and same_data:
             row = "dataset"
-        elif row in (SCHEDULER, OWN_SCHEDULER):
-            row = _row_of_scheduler(expected, found, row, name, before, after)
+        elif row in (SCHEDULER, OWN_SCHEDULER) and (other_schedulers or _is_of_a_rollback(expected, name, before, after)):
+            continue
         a, b = (SKIPPED if fact is None else fact[1] for fact in (before, after))
         if row == TENSOR and not _are_near_tensors(a, b):
             yield Difference(FIRM, name, a, b)
@@ -306,19 +311,12 @@ def _row_of(family: str, before: tuple[str, Any] | None, after: tuple[str, Any] 
     return before[0] if before[0] == after[0] else family
 
 
-def _row_of_scheduler(expected: Expectation, found: Memory, row: str, name: str, before: Any, after: Any) -> str:
-    """A scheduler of the script's own make may compute fields in its load, where it stands where it stood."""
-    memory, ratio = expected.memory, expected.contract.lr_ratio if expected.contract else None
-    assert memory is not None
-    if len(memory.schedulers) != len(found.schedulers):
-        return ""  # that is compared elsewhere
-    if expected.contract is not None:
-        a, b = before[1], after[1]  # `eta_min` is an LR by another name
-        if "lr" in name or (ratio is not None and isinstance(a, float) and is_near(a * ratio, b)):
-            return ""
-    number = re.match(r"scheduler (\d+)", name)
-    is_own = row == OWN_SCHEDULER and _is_in_place(memory, found, int(number[1]) if number else 0)
-    return OWN_SCHEDULER if is_own else SCHEDULER
+def _is_of_a_rollback(expected: Expectation, name: str, before: Any, after: Any) -> bool:
+    """Whether a field of a scheduler is what a rollback changed: `eta_min` is an LR by another name."""
+    if expected.contract is None:
+        return False
+    ratio, (_, a), (_, b) = expected.contract.lr_ratio, before, after
+    return "lr" in name or (ratio is not None and isinstance(a, float) and is_near(a * ratio, b))
 
 
 def _told(expected: Expectation, differences: Iterable[Difference]) -> Iterator[Check]:
@@ -409,18 +407,7 @@ def _in_shapes(saved: Mapping[str, Any], own: Mapping[str, Any], has_split: bool
         yield Difference("autocast", "autocast", *changed["autocast"])
 
 
-# ---- schedulers and gradients ----------------------------------------------------------------------------------------
-
-
-def _is_in_place(memory: Memory, found: Memory, index: int) -> bool:
-    """Whether a scheduler stands where it stood; one without a position, whether the LRs are those of the save."""
-    if index >= len(memory.schedulers) or index >= len(found.schedulers):
-        return False
-    before, after = memory.schedulers[index].last_epoch, found.schedulers[index].last_epoch
-    if before is not None or after is not None:
-        return before == after
-    lrs, lrs_now = ([group.lr for group in one.groups] for one in (memory, found))
-    return len(lrs) == len(lrs_now) and all(is_near(a, b) for a, b in zip(lrs, lrs_now, strict=True))
+# ---- gradients ---------------------------------------------------------------------------------------------------------
 
 
 def _gradient_checks(saved: Mapping[str, Any], own: Mapping[str, Any]) -> Iterator[Check]:
