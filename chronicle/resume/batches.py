@@ -229,11 +229,11 @@ def tensors_of(batch: Any) -> list[Any]:
 
 
 def leaves_in(thing: Any, depth: int = 0) -> Iterator[Any]:
-    """Dense tensors, arrays and texts inside a batch of any form, in a fixed order; of other tensors the shape, in words."""
+    """Dense tensors, arrays and texts inside a batch of any form, in a fixed order; of sparse tensors the values."""
     if isinstance(thing, str | bytes):
         yield thing
     elif hasattr(thing, "untyped_storage") and hasattr(thing, "layout"):
-        yield _dense_or_shape(thing)
+        yield _values_of(thing)
     elif hasattr(thing, "__array__") and hasattr(thing, "dtype") and hasattr(thing, "shape"):
         yield thing
     elif depth >= DEPTH:
@@ -248,8 +248,8 @@ def leaves_in(thing: Any, depth: int = 0) -> Iterator[Any]:
         yield from leaves_in(vars(thing), depth + 1)  # a dataclass, a graph; no module
 
 
-def _dense_or_shape(tensor: Any) -> Any:
-    """The tensor itself where it is dense; else (sparse, nested, quantized, without values) its shape in words.
+def _values_of(tensor: Any) -> Any:
+    """The tensor itself where it is dense; the values of a sparse, nested or quantized one; words for one without any.
 
     Of one that `torch.func` has wrapped what stands behind it: under `vmap` all of its rows.
     """
@@ -257,10 +257,13 @@ def _dense_or_shape(tensor: Any) -> Any:
     inside = torch._C._functorch
     while inside.is_functorch_wrapped_tensor(tensor):
         tensor = inside.get_unwrapped(tensor)
-    if tensor.is_nested or tensor.is_quantized or tensor.is_meta or tensor.layout is not torch.strided:
-        shape = tensor.size(0) if tensor.is_nested else tuple(tensor.shape)
-        return f"{shape} {tensor.dtype} {tensor.layout}"
-    return tensor
+    if tensor.is_meta:
+        return f"meta {tuple(tensor.shape)} {tensor.dtype}"
+    if tensor.is_quantized:
+        return tensor.int_repr()
+    if tensor.layout is torch.sparse_coo:
+        return tensor._values()
+    return tensor if tensor.layout is torch.strided and not tensor.is_nested else tensor.values()
 
 
 # ---- where the loader stands -----------------------------------------------------------------------------------------
