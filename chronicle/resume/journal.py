@@ -8,7 +8,7 @@ protected by the checkpoint's manifest, not by the journal.
 import os
 import sys
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
@@ -32,9 +32,8 @@ from chronicle.journal.place import Standing, look
 from chronicle.journal.writer import fresh_id, id_milliseconds, new_id
 from chronicle.paths import RunPaths
 
-# as a verdict notes it: training goes on in a process that has trained these weights; the second one by a new optimizer
+# as a verdict notes it: training goes on in a process that has trained these weights
 TRAINED_ON = {"name": "resume", "why": "this process trained these weights before, and trains on with them"}
-RENEWED = {**TRAINED_ON, "why": f"{TRAINED_ON['why']}, by an optimizer that begins anew"}
 # and where another model begins in it: the next fold, the next seed
 FURTHER = {"name": "resume", "why": "nothing was loaded: this launch trained another model before, and begins a further one"}
 
@@ -44,7 +43,6 @@ class TakenState:
 
     step: int | None
     optimizers: tuple[str, ...]  # classes
-    renewed: bool = False  # the launch that wrote it went on with a new optimizer
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -205,7 +203,6 @@ def fold_history(entries: Iterable[Entry]) -> GuardHistory:
     copied_from: set[str] = set()
     parents: set[str] = set()
     taken: dict[str, TakenState] = {}
-    newest = ""  # weights of the newest save, where it is one of them
     saved_by, further, has_trained = None, False, False
     for entry in entries:
         if entry.kind in GUARDED_SAVES:
@@ -214,10 +211,9 @@ def fold_history(entries: Iterable[Entry]) -> GuardHistory:
             saves[path] = entry.id
             digests.pop(path, None)
             kept += [(entry.step, path)] if entry.step is not None and path else []
-            newest, saved_by, further = "", entry.launch, False
+            saved_by, further = entry.launch, False
             if entry.kind == EntryKind.GUARD_SAVED and (state := StateSaved.of(entry)).weights:
-                newest = state.weights
-                taken[newest] = TakenState(step=entry.step, optimizers=tuple(map(str, state.optimizers or ())))
+                taken[state.weights] = TakenState(step=entry.step, optimizers=tuple(map(str, state.optimizers or ())))
         elif entry.kind == EntryKind.GUARD_DIGEST:
             digest = FileDigest.of(entry)
             if entry.refs and saves.get(digest.path) == entry.refs[0]:
@@ -228,8 +224,6 @@ def fold_history(entries: Iterable[Entry]) -> GuardHistory:
                 continue
             has_trained = True
             further = further or any(one == FURTHER for one in verdict.noted)
-            if newest and any(one == RENEWED for one in verdict.noted):
-                taken[newest] = replace(taken[newest], renewed=True)
             if verdict.contract:
                 fulfilled.add(verdict.contract)
             if entry.step is not None:  # this launch goes on from here: what was saved later is no ancestor of it

@@ -8,7 +8,7 @@ import os
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Unpack
 
 from lightning.pytorch.callbacks import Callback, EarlyStopping, GradientAccumulationScheduler
 
@@ -20,7 +20,7 @@ from chronicle.resume.adapters.hooks import (
     split_of,
 )
 from chronicle.resume.batches import watch_loaders
-from chronicle.resume.contract import Options
+from chronicle.resume.contract import Said, options_from
 from chronicle.resume.events import BatchEntered, Begins, GradientReady, Loaded, Loading, Logged, Saved
 from chronicle.resume.faults import last_resort, or_else, reason_of, record_without_session, shielded
 from chronicle.resume.fingerprint import LiveState, collect_optimizers, steppers_of
@@ -41,8 +41,8 @@ class ChronicleCallback(GuardedCallback, Callback):  # type: ignore[misc]
     state_key = key = "ChronicleCallback"
 
     @shielded("setup", wrong_use=(TypeError, ValueError))
-    def __init__(self, run: str | Path | None = None, **options: Any) -> None:
-        self._options = Options(run_dir=run, **options)
+    def __init__(self, run: str | Path | None = None, **said: Unpack[Said]) -> None:
+        self._options = options_from(run, said)
         self._trainer: Any = None
         self._session: GuardSession | None = None
         self._described: Memory | None = None  # of the checkpoint that is being saved

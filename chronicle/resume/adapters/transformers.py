@@ -10,7 +10,7 @@ import re
 import weakref
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Unpack
 
 from transformers import TrainerCallback
 from transformers.trainer_utils import get_last_checkpoint
@@ -19,7 +19,7 @@ from chronicle.recording import start
 from chronicle.resume.adapters.hooks import GuardedCallback, dtype_of, hook_optimizer_steps, split_of
 from chronicle.resume.batch_reader import has_decoder
 from chronicle.resume.checks.check import not_compared
-from chronicle.resume.contract import Options
+from chronicle.resume.contract import Said, options_from
 from chronicle.resume.events import Begins, Ended, Loaded, Loading, Logged, Saved
 from chronicle.resume.faults import shield, shielded
 from chronicle.resume.fingerprint import LiveState, collect_optimizers, steppers_of
@@ -40,8 +40,8 @@ class ChronicleCallback(GuardedCallback, TrainerCallback):  # type: ignore[misc]
     """Guard and per-step log of one Trainer. `run`: name or directory of the run; default `CHRONICLE_RUN_DIR`."""
 
     @shielded("setup", wrong_use=(TypeError, ValueError))
-    def __init__(self, run: str | Path | None = None, **options: Any) -> None:
-        self._options = Options(run_dir=run, **options)
+    def __init__(self, run: str | Path | None = None, **said: Unpack[Said]) -> None:
+        self._options = options_from(run, said)
         self._session: GuardSession | None = None
         self._parts: dict[str, Any] = {}
         self._waits_for_generators = False
