@@ -201,10 +201,13 @@ class LrWatch(Observer):
 
     def gradient_ready(self, event: GradientReady) -> Rest | None:
         """The update comes next: its LR is the one that the schedulers set last, also where a hook inside the step set it."""
-        planned = tuple(lr for one in self._schedulers for lr in getattr(one, "_last_lr", None) or ())
+        known = list[Any]()
+        for one in self._schedulers:
+            known += getattr(one, "_last_lr", None) or ()
+        planned = tuple(known)
         if not planned or len(planned) != len(event.lrs):
             return RESTS
-        if _same(planned, event.lrs):
+        if planned == event.lrs or _same(planned, event.lrs):
             self._num_planned += 1
             return None
         if self._num_planned >= NUM_CONFIRM:
