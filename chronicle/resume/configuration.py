@@ -11,6 +11,7 @@ while a launch trains are found by comparing (`trained.py`). Private names, path
 left out.
 """
 
+import dis
 import enum
 import functools
 import inspect
@@ -167,7 +168,7 @@ def class_of(module: Any) -> type:
 def _of_module(prefix: str, module: Any, seen: dict[int, Any]) -> Iterator[Fact]:
     """One module, with the configuration objects that no module before it holds."""
     kind = class_of(module)
-    certain, own = constructor_arguments(kind), is_of_the_script(kind)
+    certain, later, own = constructor_arguments(kind), _set_later(kind), is_of_the_script(kind)
     yield FIRM, f"{prefix}class", kind.__name__
     is_plain = True
     for key, thing in vars(module).items():
@@ -181,7 +182,7 @@ def _of_module(prefix: str, module: Any, seen: dict[int, Any]) -> Iterator[Fact]
             continue
         is_plain = False
         steady = key in certain or not isinstance(value, int) or isinstance(value, bool)
-        yield FIRM if steady else LOOSE, prefix + key, value
+        yield FIRM if steady and key not in later else LOOSE, prefix + key, value
     if "config" not in vars(module) and isinstance(getattr(kind, "config", None), property):  # Diffusers
         yield from _config(f"{prefix}config", quietly(lambda: module.config), seen)
     if is_plain and (text := quietly(module.extra_repr)):
@@ -224,6 +225,18 @@ def is_of_the_script(kind: type) -> bool:
         return True
     homes = {sysconfig.get_path(name) for name in ("purelib", "platlib", "stdlib")}
     return "site-packages" not in file and not any(file.startswith(home + "/") for home in homes if home)
+
+
+@functools.lru_cache(maxsize=4096)
+def _set_later(kind: type) -> frozenset[str]:
+    """Attributes that a class of the script assigns outside its constructor: it may change them from epoch to epoch."""
+    names: set[str] = set()
+    for base in filter(is_of_the_script, kind.__mro__):
+        for name, thing in vars(base).items():
+            code = getattr(thing, "__code__", None)
+            if code is not None and name != "__init__":
+                names |= {str(step.argval) for step in dis.get_instructions(code) if step.opname == "STORE_ATTR"}
+    return frozenset(names)
 
 
 def other_mode(models: Sequence[Any], seen: Mapping[int, bool] | None = None) -> list[str]:

