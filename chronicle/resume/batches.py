@@ -18,7 +18,7 @@ from typing import Any
 
 from chronicle.resume.compiled import ModelHook, compiled_part, see_compiled_calls
 from chronicle.resume.envelope.samples import digest_of, part_of, raw_bytes
-from chronicle.resume.events import BatchEntered, Inputs
+from chronicle.resume.events import BatchEntered
 from chronicle.resume.faults import shield
 from chronicle.resume.patches import change
 from chronicle.resume.training import Training
@@ -68,10 +68,6 @@ class BatchWitness:
             watch_loaders()
             see_compiled_calls(model, shield(self._before_compiled, self.failed))
             self._handle = model.register_forward_pre_hook(_hook(_before_model), with_kwargs=True)
-            if type(model).forward is sys.modules["torch"].nn.Module.forward:  # a `ModuleDict`: only its parts are called
-                for part in model.children():
-                    _watched[part] = self
-                    part.register_forward_pre_hook(_hook(_before_part), with_kwargs=True)
 
     def failed(self, problem: Exception) -> None:
         """Looking at a batch failed: no more batches are looked at, because the count of batches would be wrong."""
@@ -107,14 +103,10 @@ class BatchWitness:
         finally:
             self.is_deaf = False
 
-    def part_enters(self, batch: Any) -> None:
-        """A part of a container is called with what no other part made."""
-        self._tell(BatchEntered(batch=batch, kind=Inputs.PART))
-
     def passes(self, training: bool) -> None:
         """A forward pass that is no batch of the training; in training mode it moves running statistics."""
         is_first = not self._begun and not self._gave_up
-        self._tell(BatchEntered(kind=Inputs.PASS, is_training=training, is_first=is_first))
+        self._tell(BatchEntered(is_batch=False, is_training=training, is_first=is_first))
 
     def after_save(self) -> None:
         """A checkpoint was saved: look again."""
@@ -154,15 +146,6 @@ def _before_model(module: Any, args: Any, kwargs: Any) -> None:
         witness.take((args, kwargs), (module, args, kwargs))
     else:
         witness.passes(bool(module.training))
-
-
-def _before_part(module: Any, args: Any, kwargs: Any) -> None:
-    witness = _watched.get(module)
-    if witness is None or witness.is_deaf or not module.training or not sys.modules["torch"].is_grad_enabled():
-        return
-    tensors = tensors_of((args, kwargs))
-    if tensors and not any(tensor.requires_grad for tensor in tensors):
-        witness.part_enters((args, kwargs))
 
 
 def _failed(problem: Exception) -> None:

@@ -29,7 +29,7 @@ from chronicle.resume.contract import Expectation
 from chronicle.resume.data import DataWatch
 from chronicle.resume.envelope.breach import Breach, BreachKind
 from chronicle.resume.envelope.samples import Snapshot
-from chronicle.resume.events import BatchEntered, GradientReady, Inputs, Loaded, Saved
+from chronicle.resume.events import BatchEntered, GradientReady, Loaded, Saved
 from chronicle.resume.fingerprint import rng_digests
 from chronicle.resume.hub import Observer
 from chronicle.resume.training import Training
@@ -93,7 +93,7 @@ class FirstGradient(Observer):
 
     def batch_entered(self, event: BatchEntered) -> None:
         """How the generators stand when the first micro-batch of a step enters."""
-        if event.kind is Inputs.PASS:
+        if not event.is_batch:
             return
         if self._update is not None:
             self._settle_update()

@@ -36,7 +36,7 @@ from chronicle.resume.checks.run import (
 from chronicle.resume.configuration import plain_name
 from chronicle.resume.contract import Contract, Expectation, accepted_changes, load_contract, same_checkpoint
 from chronicle.resume.data import DataWatch
-from chronicle.resume.events import BatchEntered, Inputs
+from chronicle.resume.events import BatchEntered
 from chronicle.resume.feed import LENGTH, ROWS
 from chronicle.resume.fingerprint import (
     LiveState,
@@ -102,7 +102,8 @@ class Loads(Observer):
         self._by_weights = False  # the optimizer's state was not known: what was saved is looked for by the weights
         self._opening = StartingPoint()  # of the load that has begun
         self._objects_before: Mapping[str, str] = {}
-        self._earlier: Facts | None = None  # buffers before the first forward pass without gradients
+        self._earlier: Facts | None = None  # buffers before the first forward pass without gradients, and how many came
+        self._passes = 0
         self._at_batch = ""  # digest of the weights when the first batch came
 
     @staticmethod
@@ -186,7 +187,7 @@ class Loads(Observer):
 
         `again`: this process has trained already.
         """
-        self._opening, self.pending, self._earlier = StartingPoint(again=again), [], None
+        self._opening, self.pending, self._earlier, self._passes = StartingPoint(again=again), [], None, 0
         opening, self._objects_before = self._opening, facts_of_objects(live)
         self._reference.options.before_load(live.optimizers)
         contract, unknown = self.contract(), list[Check]()
@@ -277,7 +278,7 @@ class Loads(Observer):
             if found is not None and found.step:
                 self.start.learn(no_basis="")
                 memory = found
-        self.pending, self._earlier = [], None
+        self.pending, self._earlier, self._passes = [], None, 0
         if self.start.again and memory is not None and not memory.step:
             self.start.learn(no_basis=BEGINS_ANEW)
             memory = None
@@ -305,10 +306,12 @@ class Loads(Observer):
         """What comes before the first batch, or is it."""
         if self._training.off or not event.is_first:
             return RESTS
-        if event.kind is Inputs.BATCH:
+        if event.is_batch:
             self._first_batch()
-        elif (event.is_training or self.start.resumed) and self._earlier is None:  # a forward pass without gradients
-            self._earlier = facts_of_buffers(self._training.observe().models)
+        elif event.is_training or self.start.resumed:  # a forward pass without gradients
+            self._passes += event.is_training
+            if self._earlier is None:
+                self._earlier = facts_of_buffers(self._training.observe().models)
         return None
 
     def _first_batch(self) -> None:
@@ -327,12 +330,13 @@ class Loads(Observer):
                 state,
                 facts={**state.facts, **facts_of_buffers(live.models)},
                 earlier=self._earlier or {},
+                passes=self._passes,
                 then=then,
                 keys=(*saved.moving, *then) if saved else (),
                 unregistered=unregistered.facts_of(live, Parts()) if memory and memory.unregistered else {},
             )
             self._at_batch = weights_and_each(live)[0]
-            self._earlier = None
+            self._earlier, self._passes = None, 0
 
     def check_unseen(self, found: Memory, live: LiveState, optimizer: Any = None) -> list[Check]:
         """For a launch in which no adapter saw a load: the trainer loads by itself, or it loaded nothing.

@@ -17,7 +17,7 @@ from typing import Any
 
 from chronicle.resume.beside import StateFiles
 from chronicle.resume.checks.check import Check, compared, failed, not_compared, noted
-from chronicle.resume.events import BatchEntered, Gradient, GradientReady, Inputs, Loaded, Saved
+from chronicle.resume.events import BatchEntered, Gradient, GradientReady, Loaded, Saved
 from chronicle.resume.fingerprint import LiveState, digest, digest_and_each, object_digests, own_shard, saved_buffers
 from chronicle.resume.hub import RESTS, Observer, Rest
 from chronicle.resume.prints import is_captured
@@ -31,6 +31,7 @@ VERSION = 1
 NUM_KEYS = 64
 NUM_STEPS = 3  # of a launch, after which is looked
 OBJECT = "object {}"  # key of one of the script's own objects
+RUNNING = ("running_mean", "running_var", "num_batches_tracked")
 MOVES = "this training changes {} between a step and the next batch"
 
 
@@ -106,7 +107,7 @@ class Moving(Observer):
         awaits = bool(self._looked or self._saved)
         if not awaits and self._steps >= NUM_STEPS:
             return RESTS
-        if event.kind is Inputs.PASS or not awaits or is_captured():
+        if not event.is_batch or not awaits or is_captured():
             return None
         now = facts_of(self._training.observe())
         state, saved = self._saved or ("", {})
@@ -135,25 +136,33 @@ class LoadedState:
 
     facts: Facts = field(default_factory=dict)  # buffers when the first batch came, and the script's own objects
     earlier: Facts = field(default_factory=dict)  # buffers right after the load, or before the first forward pass
+    passes: int = 0  # forward passes in training mode without gradients, before the first batch
     then: Facts = field(default_factory=dict)  # what had moved when the next batch came in the first pass
     keys: Sequence[str] = ()  # that are known to move
     objects_before: Facts = field(default_factory=dict)  # before the load: as the script made them
     frozen: str = ""
     unregistered: Facts = field(default_factory=dict)
 
+    def explains(self, key: str, saved: str) -> bool:
+        """Whether a buffer was as saved before the forward passes, and these may have moved it."""
+        return self.earlier.get(key) == saved and bool(self.passes or not key.endswith(RUNNING))
+
 
 def check_buffers(each: Facts, loaded: LoadedState, where: str) -> Check:
     """Buffers as they were saved, but for those that the script itself changes before a batch."""
     wrong = [key for key in moved(each, loaded.facts) if loaded.facts[key] != loaded.then.get(key)]
     own = [key for key in wrong if key in loaded.keys]
-    lost = [key for key in wrong if key not in loaded.keys and loaded.earlier.get(key) != each[key]]
+    lost = [key for key in wrong if key not in loaded.keys and not loaded.explains(key, each[key])]
+    passes = "forward passes without gradients came before the first batch"
     words = {"expected": "as at the save", "found": _named(wrong) or "equal", "where": where}
+    if lost and loaded.passes and all(key.endswith(RUNNING) for key in lost):
+        return not_compared("buffers", "M1", f"running statistics were computed anew: {loaded.passes} {passes}", where=where)
     if lost:
         return failed("buffers", "M1", **{**words, "found": f"{_named(lost)} differ"}, cause=RULES["buffers"].cause)
     if own:
         return not_compared("buffers", "M1", f"{MOVES.format(_named(own))}; the others are as saved", where=where)
     if wrong:
-        return noted("buffers", "M1", **words, cause="as saved after the load; something moved them before the first batch")
+        return noted("buffers", "M1", **words, cause=f"as saved after the load; {passes} and moved them")
     return compared("buffers", "M1", True, **words)
 
 

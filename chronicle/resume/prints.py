@@ -35,7 +35,7 @@ from chronicle.resume.batches import keep_yielded
 from chronicle.resume.checksums import contents_of, global_generators
 from chronicle.resume.contract import launch_number
 from chronicle.resume.envelope.samples import Snapshot, digest_of
-from chronicle.resume.events import BatchEntered, Ended, Gradient, GradientReady, Inputs, Loaded, StepBegins
+from chronicle.resume.events import BatchEntered, Ended, Gradient, GradientReady, Loaded, StepBegins
 from chronicle.resume.faults import shield
 from chronicle.resume.hub import RESTS, Observer, Rest
 from chronicle.resume.launch_facts import add_sources, write_facts
@@ -162,7 +162,7 @@ class StepPrints(Observer):
         """The step before is over, unless the batch enters inside of one."""
         if self._launch_dir is None:
             return RESTS
-        if event.kind is Inputs.PASS:
+        if not event.is_batch:
             return None
         step = self._now if self._inside and self._now is not None else self._coming
         is_coming = step is self._coming
