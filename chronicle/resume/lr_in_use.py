@@ -24,7 +24,6 @@ from chronicle.resume.rules import show_row
 
 NUM_TRIPWIRE_STEPS = 50
 NUM_CONFIRM = 3  # correct forecasts after which a schedule counts as known
-ROUNDING = 1e-6
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,10 +62,8 @@ class LrTripwire:
     """L1 over the first steps: `feed` the LRs of each step and get a failed check or None.
 
     Only a `source` of "scheduler" can fail: elsewhere the script sets its LR, and the first-step check has judged a jump. An LR
-    that leaves its forecast fails if it jumps, or if it lies on the forecast's own curve, at another place of it. One that goes
-    on smoothly to values that the forecast never takes is another schedule of the script (the warm-up ended, and a second
-    scheduler drives on): it is noted. Where only a constant LR was seen (`moved` False), nobody knows how often this
-    scheduler is stepped, so only a jump fails.
+    that leaves its forecast fails if it jumps. One that goes on smoothly is another schedule of the script, or its scheduler is
+    stepped more often than it was: that is noted.
     After an LR edit that was accepted without proof the LR is held: `held` is the largest factor between two steps.
     """
 
@@ -74,7 +71,6 @@ class LrTripwire:
     source: str
     position: int = 0
     held: float | None = None
-    moved: bool = True
     last: LrRow | None = None  # of the step before
 
     @classmethod
@@ -93,7 +89,7 @@ class LrTripwire:
         source = memory.lr_source if memory is not None and by_steps else "untested"
         if contract is not None and contract.lr_unproved and contract.lrs and not expectation.warms_up:
             return cls(rows=(contract.lrs,) * NUM_TRIPWIRE_STEPS, source=source, held=expectation.allowed_jump())
-        return cls(rows=tuple(rows), source=source, moved=memory is None or len(set(memory.recent_lrs)) > 1)
+        return cls(rows=tuple(rows), source=source)
 
     @property
     def done(self) -> bool:
@@ -112,22 +108,13 @@ class LrTripwire:
         if _same(row, lrs) or self.source != "scheduler":
             return None
         words = {"expected": show_row(row), "found": show_row(lrs), "where": f"step {index + 1} of this launch"}
-        if not _near(before, lrs, LR_JUMP) or _vanishes(before, row, lrs) or (self.moved and self._is_on_curve(lrs)):
+        if not _near(before, lrs, LR_JUMP) or _vanishes(before, row, lrs):
             return failed("learning rate in use", "L1", **words, cause=_cause(row, lrs))
         self.position = len(self.rows)
         if _same(before, lrs):
             return None  # it stays as it was: the scheduler is stepped less often than once an optimizer step
         cause = f"{words['found']} in use at {words['where']}, {words['expected']} foretold: another schedule goes on from here"
         return noted("learning rate in use", "L1", **words, cause=cause)
-
-    def _is_on_curve(self, lrs: LrRow) -> bool:
-        """Whether every LR lies between the smallest and the largest that are foretold."""
-        columns = list(zip(*(row for row in self.rows if len(row) == len(lrs)), strict=True))
-        known = [[value for value in column if value is not None] for column in columns]
-        return len(known) == len(lrs) and all(
-            lr is None or not values or min(values) * (1 - ROUNDING) <= lr <= max(values) * (1 + ROUNDING)
-            for values, lr in zip(known, lrs, strict=True)
-        )
 
     def _hold(self, row: LrRow, lrs: LrRow, index: int) -> Check | None:
         assert self.held is not None
