@@ -16,8 +16,8 @@ from enum import IntEnum, StrEnum
 from typing import Any
 
 from chronicle.prints.compared import PARTS, PrintDifference, compare_prints, differing_parts
+from chronicle.prints.ring import Print
 from chronicle.rehearse.leaves import AT_STEP, LeafForm, Leaves, Value, measure
-from chronicle.resume.ring import Print
 from rollback.channels import Role, role_of
 
 SPREAD = 10.0  # times the difference of A and A′ that one of A and B may have

@@ -12,7 +12,6 @@ from typing import Any
 
 from chronicle.resume.checks.check import Check, failed, noted
 from chronicle.resume.checks.memory import accepted_world
-from chronicle.resume.checks.tripwires import LR_JUMP
 from chronicle.resume.contract import Expectation
 from chronicle.resume.envelope.breach import Breach, BreachKind
 from chronicle.resume.events import BatchEntered, GradientReady, Loaded, StepBegins
@@ -23,6 +22,7 @@ from chronicle.resume.reference import LR, OptionValues
 from chronicle.resume.rules import show_row
 
 NUM_TRIPWIRE_STEPS = 50
+LR_JUMP = 1.5  # factor between neighbouring LRs that no schedule of a healthy resume makes
 NUM_CONFIRM = 3  # correct forecasts after which a schedule counts as known
 
 

@@ -3,6 +3,8 @@
 import atexit
 import functools
 
+from chronicle.prints.step_prints import StepPrints
+from chronicle.prints.twice import StepTwice
 from chronicle.resume.batch_reader import FirstBatch
 from chronicle.resume.data import DataWatch
 from chronicle.resume.describe import Describer
@@ -14,7 +16,6 @@ from chronicle.resume.hub import Hub
 from chronicle.resume.load import Loads
 from chronicle.resume.lr_in_use import LrWatch
 from chronicle.resume.moving import Moving
-from chronicle.resume.prints import StepPrints
 from chronicle.resume.records import Records
 from chronicle.resume.reference import Reference
 from chronicle.resume.save import Sealer
@@ -22,7 +23,6 @@ from chronicle.resume.self_report import SelfReport
 from chronicle.resume.step_log import StepLog
 from chronicle.resume.trained import TrainedWatch
 from chronicle.resume.training import Training
-from chronicle.resume.twice import StepTwice
 from chronicle.resume.unregistered import Unregistered
 from chronicle.resume.verdict import Verdicts
 from chronicle.resume.way_out import WayOut

@@ -5,9 +5,9 @@ import math
 import pytest
 
 from chronicle.metrics.log import Point
+from chronicle.prints.ring import Print, SeenParts
 from chronicle.rehearse.judge import Compared, Rank, Row, Sides, Verdict, compare_values, judge, judge_prints
 from chronicle.rehearse.leaves import LeafForm, Leaves, Value, logged_leaves, measure
-from chronicle.resume.ring import Print, SeenParts
 
 
 def numbers(**values: float | str) -> dict[str, Value]:
