@@ -5,10 +5,9 @@ evaluation mode. `model_facts` gives the class and the plain attributes of every
 the model (`config` of Transformers, Diffusers and PEFT, dataclasses, namespaces), and tensors that no checkpoint holds.
 `folded` names equal values of a stack once: `transformer.h.*.attn.dropout.p`.
 
-An attribute is of the row `FIRM` when it is configuration for certain: an argument of the constructor, one of torch's
-`__constants__`, or any attribute that is no counter. Others are `LOOSE`: a script may set them as it trains. Values that move
-while a launch trains are found by comparing (`trained.py`). Private names, paths, and switches of the implementation are
-left out.
+An attribute is configuration for certain where it is an argument of the constructor, one of torch's `__constants__`, or none
+that counts. Only those are recorded: others a script may set as it trains. Values that move while a launch trains are found by
+comparing (`trained.py`). Private names, paths, and switches of the implementation are left out.
 """
 
 import dis
@@ -32,7 +31,7 @@ MAX_TEXT = 200  # characters of one value
 MAX_ITEMS = 64  # of a list or mapping
 MAX_BYTES = 200_000  # of the facts in JSON; above, a difference is said by module
 SKIPPED: Any = object()
-FIRM, LOOSE, TENSOR = "model", "attributes of the model", "tensor"  # rows
+FIRM, TENSOR = "model", "tensor"  # rows
 
 Fact = tuple[str, str, Any]  # row, name, value
 Facts = dict[str, dict[str, Any]]  # row -> name -> value
@@ -167,7 +166,6 @@ def _of_module(prefix: str, module: Any, seen: dict[int, Any]) -> Iterator[Fact]
     kind = class_of(module)
     certain, later, own = constructor_arguments(kind), _set_later(kind), is_of_the_script(kind)
     yield FIRM, f"{prefix}class", kind.__name__
-    is_plain = True
     for key, thing in vars(module).items():
         if key.startswith("_") or key in VOLATILE:
             continue
@@ -177,13 +175,11 @@ def _of_module(prefix: str, module: Any, seen: dict[int, Any]) -> Iterator[Fact]
         value = plain_value(thing)
         if value is SKIPPED:
             continue
-        is_plain = False
         steady = key in certain or not isinstance(value, int) or isinstance(value, bool)
-        yield FIRM if steady and key not in later else LOOSE, prefix + key, value
+        if steady and key not in later:
+            yield FIRM, prefix + key, value
     if "config" not in vars(module) and isinstance(getattr(kind, "config", None), property):  # Diffusers
         yield from _config(f"{prefix}config", quietly(lambda: module.config), seen)
-    if is_plain and (text := quietly(module.extra_repr)):
-        yield LOOSE, f"{prefix}extra_repr", str(text)[:MAX_TEXT]
 
 
 def _holds_options(key: str, thing: Any, own: bool) -> bool:
@@ -253,15 +249,15 @@ def other_mode(models: Sequence[Any], seen: Mapping[int, bool] | None = None) ->
 def _config(name: str, thing: Any, seen: dict[int, Any]) -> Iterator[Fact]:
     """The values of a configuration object, once; nothing for anything else.
 
-    Those of one that also holds the run's learning rate or seed are loose: they may change.
+    One that also holds the run's learning rate or seed is no configuration of the model: it may change.
     """
     if thing is None or id(thing) in seen:
         return
     seen[id(thing)] = thing
     flat = quietly(lambda: dict(_flat(_contents(thing) or {}))) or {}
-    is_loose = any(key == "seed" or role_of(key) is Role.LR for key in (key.rpartition(".")[2] for key in flat))
-    for key, value in flat.items():
-        yield LOOSE if is_loose else FIRM, f"{name}.{key}", value
+    is_of_the_run = any(key == "seed" or role_of(key) is Role.LR for key in (key.rpartition(".")[2] for key in flat))
+    for key, value in flat.items() if not is_of_the_run else ():
+        yield FIRM, f"{name}.{key}", value
 
 
 def _contents(thing: Any) -> Mapping[str, Any] | None:

@@ -5,8 +5,9 @@ of a Hugging Face dataset, plain attributes (`block_size`), a digest of tensors 
 seed. Nothing is indexed and no iterator is made, because a dataset may augment at random or read the network. What cannot be
 seen (files that it will open) is left out: the batches show it.
 
-The row of a fact says what a difference means: `dataset` another dataset, `ROWS_OF_DATASET` other rows (generated data and
-random splits differ like that too), `DATASET` seeds, times, and attributes that the constructor does not take.
+The row of a fact says what a difference means: `dataset` another dataset, `shuffle` another order, `ROWS_OF_DATASET` other rows
+(generated data and random splits differ like that too). Seeds, times, and attributes that the constructor does not take are
+left out.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -16,7 +17,7 @@ from chronicle.resume.batches import samples_of, tensors_of
 from chronicle.resume.configuration import SKIPPED, Fact, constructor_arguments, plain_value, quietly, short_digest
 from chronicle.resume.envelope.samples import digest_of
 
-DATASET, ROWS_OF_DATASET = "dataset and order", "rows of the dataset"
+ROWS_OF_DATASET = "rows of the dataset"
 NUM_PARTS = 16  # of a data set that is put together
 NUM_ROWS = 8  # of a Hugging Face dataset
 NUM_SAMPLES = 64  # elements of a tensor, items of a list
@@ -32,8 +33,9 @@ def feed_facts(loader: Any) -> Iterator[Fact]:
     dataset = quietly(lambda: getattr(loader, "dataset", None))
     if dataset is not None:
         yield from dataset_facts(dataset)
-    for name, value in order_record(loader).items():
-        yield "shuffle" if name == "shuffle" else DATASET, f"order.{name}", value
+    shuffle = is_shuffled(loader)
+    if shuffle is not None:
+        yield "shuffle", "order.shuffle", shuffle
 
 
 # ---- the dataset -----------------------------------------------------------------------------------------------------
@@ -58,11 +60,6 @@ def _of_hugging_face(dataset: Any, name: str) -> Iterator[Fact]:
     columns = getattr(dataset, "column_names", None)
     if isinstance(columns, list):
         yield "dataset", f"{name}.columns", sorted(map(str, columns))
-    if (split := getattr(dataset, "split", None)) is not None:
-        yield DATASET, f"{name}.split", str(split)
-    for key in ("dataset_name", "config_name", "version"):
-        if (value := getattr(getattr(dataset, "info", None), key, None)) is not None:
-            yield DATASET if key == "version" else "dataset", f"{name}.{key}", str(value)
     if content := _arrow_digest(dataset):
         yield ROWS_OF_DATASET, f"{name}.rows", content
 
@@ -95,7 +92,8 @@ def _of_attributes(dataset: Any, name: str, depth: int) -> Iterator[Fact]:
         elif is_array(thing):
             yield ROWS_OF_DATASET, place, _array_digest(thing)
         elif (value := plain_value(thing)) is not SKIPPED and not (isinstance(thing, (list, tuple)) and len(thing) > 8):
-            yield "dataset" if key in certain and key not in CHANGING else DATASET, place, value
+            if key in certain and key not in CHANGING:
+                yield "dataset", place, value
         elif isinstance(thing, (list, tuple)):
             yield ROWS_OF_DATASET, place, f"{len(thing)} items, {_sequence_digest(thing)}"
 
@@ -103,17 +101,16 @@ def _of_attributes(dataset: Any, name: str, depth: int) -> Iterator[Fact]:
 # ---- the order -------------------------------------------------------------------------------------------------------
 
 
-def order_record(loader: Any) -> dict[str, Any]:
-    """Shuffled or not, the sampler and its seed."""
+def is_shuffled(loader: Any) -> bool | None:
+    """Whether the order of a loader is drawn; None for a sampler of the script's own, whose order is its secret."""
     sampler = _sampler(loader)
-    if sampler is None:
-        return {}
-    generator: Any = getattr(sampler, "generator", None) or getattr(loader, "generator", None)
-    seeds = [getattr(sampler, name, None) for name in ("seed", "initial_seed")]
-    seeds += [generator.initial_seed()] if hasattr(generator, "initial_seed") else []
-    seed = next((seed for seed in seeds if isinstance(seed, int)), None)
-    record = {"shuffle": _is_shuffled(sampler), "sampler": _plain_sampler(type(sampler).__name__), "seed": seed}
-    return {key: value for key, value in record.items() if value is not None}
+    shuffle = getattr(sampler, "shuffle", None)
+    if isinstance(shuffle, bool):
+        return shuffle
+    names = {kind.__name__ for kind in type(sampler).__mro__}
+    if names & {"RandomSampler", "SeedableRandomSampler", "SubsetRandomSampler", "WeightedRandomSampler"}:
+        return True
+    return False if "SequentialSampler" in names else None
 
 
 def _sampler(loader: Any) -> Any:
@@ -129,21 +126,6 @@ def _innermost(thing: Any, name: str) -> Any:
             break
         thing = inner
     return thing
-
-
-def _is_shuffled(sampler: Any) -> bool | None:
-    """None for a sampler of the script's own, whose order is its secret."""
-    shuffle = getattr(sampler, "shuffle", None)
-    if isinstance(shuffle, bool):
-        return shuffle
-    names = {kind.__name__ for kind in type(sampler).__mro__}
-    if names & {"RandomSampler", "SeedableRandomSampler", "SubsetRandomSampler", "WeightedRandomSampler"}:
-        return True
-    return False if "SequentialSampler" in names else None
-
-
-def _plain_sampler(name: str) -> str:
-    return {"SeedableRandomSampler": "RandomSampler", "_InfiniteConstantSampler": ""}.get(name, name)
 
 
 # ---- shapes ----------------------------------------------------------------------------------------------------------

@@ -1,4 +1,4 @@
-"""Errors injected into the guard: one into every function of the guard (`chronicle/resume`, `chronicle/prints`), while real small runs train.
+"""Errors injected into the guard: one into every function of its packages, while real small runs train.
 
 `python -m tests.guard.guard_faults [torch] [accelerate] [transformers] [lightning] [fabric] [deepspeed] [--one-each]
 [--error KIND] [--every N]`
