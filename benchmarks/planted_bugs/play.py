@@ -16,7 +16,7 @@ from typing import Any
 
 from benchmarks.planted_bugs.plan import Acts, Cause, Plan, Row
 from chronicle import ResumeRefused
-from chronicle.resume.checks.tripwires import check_log
+from chronicle.watch.log_checks import check_log
 
 __all__ = ["RIGS", "Outcome", "Result", "play"]
 

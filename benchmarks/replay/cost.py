@@ -16,8 +16,8 @@ import torch
 
 import chronicle
 from benchmarks.replay.causes import in_chronicle, quiet
-from chronicle.resume.prints import PRINTS_VARIABLE
-from chronicle.resume.ring import read_ring, ring_path
+from chronicle.prints.ring import read_ring, ring_path
+from chronicle.prints.step_prints import PRINTS_VARIABLE
 
 MODES = ("off", "", "every")
 BLOCKS, SECONDS = 24, 0.5  # of steps in one block

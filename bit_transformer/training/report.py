@@ -26,6 +26,7 @@ from bit_transformer.evaluation.held_out import (
 from bit_transformer.model.conversion import GROWTH_WARMUP_STEPS
 from bit_transformer.model.transformer import BitTransformer
 from bit_transformer.recipes import Recipe
+from bit_transformer.training.last_frames import LastFrames
 from bit_transformer.training.setup import TrainingData, TrainingRun, measure_sizes
 from bit_transformer.training.state import StepResult, TrainingProgress
 from chronicle.data.usage import write_start
@@ -34,7 +35,6 @@ from chronicle.journal.events import Exported, Gate, Growth, JournalEvent
 from chronicle.launch.ranks import open_rank_output
 from chronicle.metrics.log import MetricsWriter
 from chronicle.paths import RunPaths
-from chronicle.resume.batch_record import LastFrames
 
 
 def bits_per_byte(nats_per_symbol: float, vocab: int = 2) -> float:

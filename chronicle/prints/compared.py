@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
-from chronicle.resume.ring import Print, SeenParts
+from chronicle.prints.ring import Print, SeenParts
 
 Steps = Mapping[int, Print]
 Prints = Mapping[int, Steps]  # by rank

@@ -1,7 +1,7 @@
 """Steps that are taken again, told from their prints: was it the data, the settings, or one rank?
 
 After a crash or a rollback a launch takes steps again that an earlier launch took from the same state, on all its ranks.
-Both left prints of them (`chronicle/resume/ring.py`), so the comparison needs no sandbox and costs no step: it reads two files
+Both left prints of them (`chronicle/prints/ring.py`), so the comparison needs no sandbox and costs no step: it reads two files
 a rank. Which state it was is known by the weights of the prints; where the earlier launch has no print of that step, by the
 checkpoint whose identity the guard recorded.
 
@@ -29,7 +29,7 @@ from chronicle.prints.compared import (
     compare_rank,
     differing_parts,
 )
-from chronicle.resume.ring import Print, SeenParts, Segment
+from chronicle.prints.ring import Print, SeenParts, Segment
 
 LAST_DIGITS = 1e-4  # relative: what float32 loses in a few hundred steps of another order of sums
 FAR_APART = 100.0  # so many times as far as the losses of the other ranks

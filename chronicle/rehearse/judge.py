@@ -17,7 +17,7 @@ from typing import Any
 
 from chronicle.metrics.log import Point
 from chronicle.prints.compared import PARTS, PrintDifference, compare_prints, differing_parts
-from chronicle.resume.ring import Print
+from chronicle.prints.ring import Print
 from rollback.channels import Role, role_of
 from rollback.checks.leaves import INDEX, LeafForm, Leaves, Value, measure
 

@@ -17,7 +17,7 @@ from chronicle.launch.code import read_code
 from chronicle.launch.provenance import read_packages
 from chronicle.launch.restarts import bytes_below
 from chronicle.launch.scratch import MOST_ENTRIES, files_below
-from chronicle.resume.launch_facts import NOT_COMPARED
+from chronicle.prints.launch_facts import NOT_COMPARED
 from chronicle.story.plain import format_size
 from rollback.disk.durable import write_atomic
 

@@ -26,8 +26,8 @@ from chronicle.launch.scratch import copy_tree, free_port, silent
 from chronicle.metrics.lines import PrintedLines
 from chronicle.metrics.log import Point, read_metrics
 from chronicle.paths import RunPaths, list_launch_numbers
+from chronicle.prints.ring import Print, rings_of
 from chronicle.resume.rehearsal import REHEARSAL_VARIABLE, Asked, asked_of
-from chronicle.resume.ring import Print, rings_of
 from rollback.checkpoint.account import may_be_state
 from rollback.checkpoint.below import checkpoints_below, saved_in
 from rollback.checkpoint.layout import Checkpoint

@@ -20,8 +20,8 @@ from chronicle.journal.place import anchors_of
 from chronicle.launch.provenance import ALLOWED_VARIABLES
 from chronicle.launch.restarts import RESUME_FROM, RESUME_STEP
 from chronicle.paths import list_launch_numbers
+from chronicle.prints.ring import Ring, rings_of
 from chronicle.replay.closed import ensure_network_closes
-from chronicle.resume.ring import Ring, rings_of
 from chronicle.settings import Settings
 from rollback.checkpoint.below import checkpoints_below
 from rollback.checkpoint.layout import Checkpoint, scan_entries

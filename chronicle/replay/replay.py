@@ -23,14 +23,14 @@ from chronicle.journal.events import GuardVerdict, LaunchEnd, Replayed, events_o
 from chronicle.launch.launchers import build_environment
 from chronicle.paths import list_launch_numbers
 from chronicle.prints.compared import RESULT, Prints, compare_prints
+from chronicle.prints.launch_facts import changed_facts, digests_of, holds_data, new_sources, read_facts
+from chronicle.prints.ring import Print, Ring, rings_of
 from chronicle.rehearse.launches import Until, play
 from chronicle.replay.closed import landlock_version
 from chronicle.replay.plan import Plan, is_recorded
 from chronicle.replay.replica import Replica
 from chronicle.replay.verdict import ReplayCase, Ruling, StateLoaded, judge_replay, state_loaded
 from chronicle.resume.checks.check import Outcome
-from chronicle.resume.launch_facts import changed_facts, digests_of, holds_data, new_sources, read_facts
-from chronicle.resume.ring import Print, Ring, rings_of
 
 MOST_PASSED_BY = 3
 MOST_VARIABLES = 8

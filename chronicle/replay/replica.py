@@ -20,10 +20,10 @@ from chronicle.latest import pointers_to
 from chronicle.launch.code import SOURCE_SUFFIXES
 from chronicle.launch.scratch import copy_tree
 from chronicle.paths import RunPaths, list_launch_numbers
+from chronicle.prints.launch_facts import SETTINGS, read_facts
 from chronicle.rehearse.launches import Place
 from chronicle.replay.closed import landlock_version
 from chronicle.replay.plan import Plan, is_wide
-from chronicle.resume.launch_facts import SETTINGS, read_facts
 from chronicle.resume.rehearsal import REHEARSAL_VARIABLE
 from rollback.checkpoint.layout import Checkpoint
 from rollback.checkpoint.listing import is_copy_of_newest, list_checkpoints

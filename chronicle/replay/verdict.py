@@ -13,8 +13,8 @@ from enum import StrEnum
 
 from chronicle.journal.events import GuardVerdict
 from chronicle.prints.compared import GENERATORS, PARTS, Comparison, PrintDifference, Row
+from chronicle.prints.ring import SeenParts
 from chronicle.resume.checks.check import Outcome
-from chronicle.resume.ring import SeenParts
 
 
 class ReplayVerdict(StrEnum):

@@ -6,10 +6,9 @@ person said so (`rules.judge`). *Rounded*: the script saved in half precision. *
 loop goes on from where it was.
 
 Options that a script sets by hand (an LR that is annealed, a momentum that is warmed up) are the most frequent accident of a
-resume too. What tells them apart where the next step of the first pass is not known:
-- *restored*: right after the load the option had the saved value; so the checkpoint was read, and something set it later;
-- *new*: not the constructor's value, none that the training used before, no other group's, and no higher than it may be;
-- or *the next* of the last steps: on their line, or in the range in which they go up and down.
+resume too. Where the next step of the first pass does not tell them apart, one is the script's own that was *restored*, so that
+something set it after the load, and that no lost state gives: an option but the LR must have moved in this training before. An
+LR is not the constructor's nor another group's, and goes on from where it was.
 """
 
 import math
@@ -30,25 +29,20 @@ from chronicle.resume.reference import LR, Place
 AS_FIRST_PASS = "so it was in the first pass, right before the step that followed this save"
 OTHER_LAYERS = "this training trains other layers from time to time"
 A_HABIT = "this training changes it between a save and its next step; the launch that saved ended before that step"
-SET_BY_SCRIPT = "restored, and then set by the script itself to a value that this training has not used before"
+SET_BY_SCRIPT = "restored, and then set by the script itself to a value that goes on from there"
 SET_AFTER_RELOAD = "a reload in this process: restored, and then set by the script itself"
 GOES_ON_HERE = "a reload in this process: the loop and its data go on from where they were"
 OWN_MODE = "the optimizer's own mode: it is switched by `optimizer.train()` and `optimizer.eval()`"
 REPLACED = "the optimizer replaces the weights when its mode changes (`optimizer.train()`), so they are not those of the save"
 SPLIT = ("accumulation", "micro batch", "batch size", "global batch")
 # What a habit excuses: never an LR, a count or a position, which a lost state would change as well.
-HABITS = ("frozen parameters", "training mode", "parameter groups", *SPLIT)
+HABITS = ("frozen parameters", "training mode", "parameter groups", "weights", *SPLIT)
 GOES_ON = ("step", "data position", "next batch", "batches of the rollback")
 OF_LR = ("learning rate per group", "learning rates of the next steps")
 OF_WEIGHTS = ("weights", "buffers")  # what an evaluation depends on, beside the files
 
 SAME = 1e-6  # relative
-NUM_RECENT = 2  # different values
-LEAST_RECENT = 4  # steps from which a line or a range is known
-LEAST_TURNS = 3
-ON_LINE = 1e-3  # relative: of one step to the next
-SMALL_STEP = 0.05  # relative: of an option that moves
-HIGHER = 1.5  # than any LR before
+HIGHER = 1.5  # than the LR before
 
 
 class Kind(StrEnum):
@@ -158,7 +152,7 @@ def _is_as_in_first_pass(check: Check, facts: Facts) -> Allowance | None:
     if (check.name, check.where) in facts.as_first:
         return Allowance(Kind.FIRST_PASS, AS_FIRST_PASS)
     if not facts.is_seen and check.name in HABITS and check.name in facts.memory.habits:
-        return Allowance(Kind.FIRST_PASS, A_HABIT)
+        return Allowance(Kind.FIRST_PASS, A_HABIT, check.name != "weights")
     return None
 
 
@@ -198,79 +192,41 @@ def _is_set_by_hand(check: Check, facts: Facts) -> Allowance | None:
     changed = [index for index, old in enumerate(saved) if not _same(old, now[index])]
     if not changed or len(read) != len(saved) or not all(_same(saved[index], read[index]) for index in changed):
         return None
-    past = [row for row in memory.used.get(name, ()) if len(row) == len(saved)]
-    recent = [row for row in memory.recent_lrs if len(row) == len(saved)] if name == LR else []
-    limits = _limits(name, facts, has_moved=len({tuple(row) for row in (*past, *recent)}) > 1)
-    if limits is None:
-        return None
-    if all(_follows([row[index] for row in recent], now[index]) for index in changed):
-        return Allowance(Kind.FIRST_PASS, SET_BY_SCRIPT)
+    has_moved = name in memory.moved_options
+    if name != LR:  # a script's argument must not silently overrule the checkpoint
+        return Allowance(Kind.FIRST_PASS, SET_BY_SCRIPT) if has_moved else None
+    is_unknown = "next_lrs" in memory.unknown or "next_lrs" in found.unknown
+    if memory.schedulers and not is_unknown and memory.lr_source != "manual":
+        return None  # a scheduler sets it
     for index in changed:
-        others = [value for place, value in enumerate(saved) if place != index and not _same(value, saved[index])]
-        earlier = [row[index] for row in (*past, *recent)]
-        if not _is_new(now[index], saved[index], earlier, (built[index], *others), *limits):
+        new, old, others = now[index], saved[index], [value for value in saved if not _same(value, saved[index])]
+        ratio = facts.last_rollback.lr_ratio if facts.last_rollback is not None else None
+        if old is None or new is None or not 0 < new < math.inf or undoes(ratio or 1.0, old, new):
+            return None
+        most = math.inf if is_unknown else max(HIGHER, expected.allowed_jump()) if has_moved else 1.0
+        if not _goes_on(new, old, facts, most, lost=(built[index], *others)):
             return None
     return Allowance(Kind.FIRST_PASS, SET_BY_SCRIPT)
 
 
-def _limits(name: str, facts: Facts, *, has_moved: bool) -> tuple[float, float, float] | None:
-    """How many times the highest value before an option may be, the largest factor to the saved one, and the factor of the
-    run's last rollback. None where no script sets it."""
-    memory, found, expected = facts.memory, facts.found, facts.expected
-    if name != LR:
-        # a script's argument must not silently overrule the checkpoint
-        return (math.inf, math.inf, 1.0) if has_moved else None
-    is_unknown = "next_lrs" in memory.unknown or "next_lrs" in found.unknown
-    if memory.schedulers and not is_unknown and memory.lr_source != "manual":
-        return None  # a scheduler sets it
-    usual = max(HIGHER, expected.allowed_jump())
-    moves = sum(a != b for a, b in pairwise(memory.recent_lrs))
-    # one that moved at most steps is a function of the step, and has no reason to jump
-    jump = usual if moves * 2 >= max(1, len(memory.recent_lrs) - 1) else math.inf
-    limit = math.inf if is_unknown else min(jump, usual) if has_moved else 1.0
-    ratio = facts.last_rollback.lr_ratio if facts.last_rollback is not None else None
-    return limit, jump, ratio or 1.0
+def _goes_on(new: float, old: float, facts: Facts, most: float, lost: Sequence[float | None]) -> bool:
+    """Whether one group's LR goes on from where it was, and is at most `most` times as high.
 
-
-def _is_new(
-    new: float | None,
-    old: float | None,
-    past: Sequence[float | None],
-    foreign: Sequence[float | None],
-    limit: float,
-    jump: float,
-    ratio: float,
-) -> bool:
-    """Whether one group's value is the script's own. `foreign`: the constructor's, and other groups'."""
-    if old is None or new is None or not math.isfinite(new) or new <= 0 or undoes(ratio, old, new):
+    `lost`: what it would be in a group that was not restored.
+    """
+    recent = facts.memory.recent_lrs
+    if sum(a != b for a, b in pairwise(recent)) * 2 >= max(1, len(recent) - 1):
+        usual = max(HIGHER, facts.expected.allowed_jump())
+        return old <= 0 or max(new / old, old / new) <= usual  # a function of the step has no reason to jump
+    is_older = any(_same(new, value) for row in recent for value in row)
+    if is_older or any(_same(new, value) for value in lost):
         return False
-    earlier = [value for value in past if not _same(value, old)]
-    if earlier and is_close(new, old, SMALL_STEP):
-        return True  # it goes on to move
-    higher = [value for value in earlier if value is not None and value > old]  # a falling rate may meet one of its warm-up
-    if any(_same(new, value) for value in (*foreign, *earlier[:1], *earlier[-NUM_RECENT:], *higher)):
-        return False
-    is_low_enough = math.isinf(limit) or new <= limit * max((old, *higher))
-    return is_low_enough and (old <= 0 or max(new / old, old / new) <= jump)
+    return old <= 0 or new <= most * old
 
 
 def undoes(ratio: float, old: float, new: float) -> bool:
     """Whether this is the LR from before the run's last rollback, which multiplied it by `ratio`."""
     return ratio != 1 and is_close(new * ratio, old, 0.05)
-
-
-def _follows(values: Sequence[float | None], new: float | None) -> bool:
-    """Whether a number is the next of those of the last steps: on their line, or in the range in which they go up and down."""
-    known = [value for value in values if value is not None]
-    if new is None or not math.isfinite(new) or new <= 0 or len(known) < max(LEAST_RECENT, len(values)):
-        return False
-    steps = [b - a for a, b in pairwise(known)]
-    turns = sum(a * b < 0 for a, b in pairwise([step for step in steps if step]))
-    if turns * 4 >= len(steps) and turns >= LEAST_TURNS:
-        return min(known) <= new <= max(known)
-    *_, before, last_but_one, last = steps
-    on_line = [math.isclose(step, before, rel_tol=ON_LINE) for step in (last_but_one, last, new - known[-1])]
-    return bool(before) and all(on_line)
 
 
 def row_of(name: str, groups: Sequence[ParamGroup]) -> LrRow:

@@ -59,7 +59,6 @@ class FirstBatch(Observer):
         self._rows: list[TokenRow] = []
         self._told = False
         self.told: dict[str, Any] = {}  # the batch in words, once it was told
-        self._classes, self._left_out = 0, 0  # labels of whole rows, and those of them that the loss leaves out
 
     def knows(self, **known: Any) -> None:
         """What an adapter knows beside the batch: fields of `TrainerSays`."""
@@ -77,22 +76,12 @@ class FirstBatch(Observer):
     def see(self, args: Sequence[Any], inputs: Mapping[str, Any]) -> None:
         """One micro-batch, before it enters the model."""
         if not self._told and self._journal.rank == 0 and len(self._rows) < NUM_ROWS:
-            self._count_classes(inputs.get("labels"))
             self._rows += read_rows(args, inputs, apart=self.says.apart)[: NUM_ROWS - len(self._rows)]
-
-    def _count_classes(self, labels: Any) -> None:
-        """Labels that are one whole number a row, as of a classifier."""
-        import torch
-
-        if isinstance(labels, torch.Tensor) and labels.ndim == 1 and labels.dtype in (torch.int64, torch.int32):
-            self._classes += labels.numel()
-            self._left_out += int((labels == IGNORED).sum())
 
     @property
     def masked_fraction(self) -> float | None:
         """The share of the labels that the loss leaves out; None where no labels were seen."""
-        told = self.told.get("masked_fraction")
-        return told if told is not None or not self._classes else self._left_out / self._classes
+        return self.told.get("masked_fraction")
 
     def tell(self, live: LiveState, step: int | None) -> None:
         """Right before the first optimizer step: say what is wrong, and write the batch to the journal."""
@@ -143,14 +132,6 @@ class FirstBatch(Observer):
         self._journal.write(event, step=step, title=f"first batch: {lines[0]}" + (f"; {names}" if names else ""))
         for one in found:
             self._journal.tell(one.name, one.text, step=step, said=f"first batch: {one.name}: {one.text}")
-
-
-def heads_of(ids: Any, first_batch: FirstBatch) -> list[str]:
-    """The beginnings of rows as text, for the frames before a NaN; empty without a tokenizer or where text is kept out."""
-    decode = first_batch.decoder()
-    if ids is None or decode is None:
-        return []
-    return [decode(row) for row in ids.tolist()]
 
 
 # ---- tensors ---------------------------------------------------------------------------------------------------------

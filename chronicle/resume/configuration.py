@@ -5,12 +5,12 @@ evaluation mode. `model_facts` gives the class and the plain attributes of every
 the model (`config` of Transformers, Diffusers and PEFT, dataclasses, namespaces), and tensors that no checkpoint holds.
 `folded` names equal values of a stack once: `transformer.h.*.attn.dropout.p`.
 
-An attribute is of the row `FIRM` when it is configuration for certain: an argument of the constructor, one of torch's
-`__constants__`, or any attribute but a counter of a library's class. Others are `LOOSE`: a script may set them as it trains.
-Values that move while a launch trains are found by comparing (`trained.py`). Private names, places in a stack (`layer_idx`),
-paths, and switches of the implementation are left out.
+An attribute is configuration for certain where it is an argument of the constructor, one of torch's `__constants__`, or none
+that counts. Only those are recorded: others a script may set as it trains. Values that move while a launch trains are found by
+comparing (`trained.py`). Private names, paths, and switches of the implementation are left out.
 """
 
+import dis
 import enum
 import functools
 import inspect
@@ -22,7 +22,6 @@ import sysconfig
 import types
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import fields, is_dataclass
-from pathlib import Path
 from typing import Any
 
 from chronicle.resume.fingerprint import digest, sample_of
@@ -32,7 +31,7 @@ MAX_TEXT = 200  # characters of one value
 MAX_ITEMS = 64  # of a list or mapping
 MAX_BYTES = 200_000  # of the facts in JSON; above, a difference is said by module
 SKIPPED: Any = object()
-FIRM, LOOSE, TENSOR = "model", "attributes of the model", "tensor"  # rows
+FIRM, TENSOR = "model", "tensor"  # rows
 
 Fact = tuple[str, str, Any]  # row, name, value
 Facts = dict[str, dict[str, Any]]  # row -> name -> value
@@ -51,10 +50,6 @@ VOLATILE = {
     "max_seq_len_cached", "use_reentrant", "auto_mapping", "revision", "mask_check", "compile_config", "quantization_config",
     "gradient_checkpointing_kwargs", "process_group", "backend", "inplace", "flash", "loss_type", "trainer", "logger",
 }  # fmt: skip
-OF_A_RUN = {"epochs", "num_epochs", "max_epochs", "max_steps", "steps", "batch", "batch_size", "seed",
-            "output_dir", "out_dir", "save_dir", "log_dir", "resume", "workers", "num_workers", "accumulation", "shuffle",
-            "optimizer", "scheduler", "weight_decay", "train_batch_size", "devices", "gpus"}  # fmt: skip
-PLACE = re.compile(r"(?:.*_)?(?:idx|index|id|number|num|depth|layer|block|stage)")
 NUM_TENSORS = 64
 DIGITS = re.compile(r"(?<![^.])[0-9]+(?![^.])")  # a whole part of a module's name
 
@@ -81,9 +76,8 @@ def _unsaved_tensors(modules: Mapping[str, Any]) -> Iterator[Fact]:
         kind = class_of(module)
         if not is_of_the_script(kind):
             continue
-        later = _set_later(kind)
         unsaved = getattr(module, "_non_persistent_buffers_set", ())
-        own = {key: thing for key, thing in vars(module).items() if _is_plain_tensor(thing) and key not in later}
+        own = {key: thing for key, thing in vars(module).items() if _is_plain_tensor(thing)}
         for key, thing in ({key: module._buffers.get(key) for key in unsaved} | own).items():
             place = pattern_of(f"{name}.{key}" if name else key)
             if not key.startswith("_") and place not in found and len(found) < NUM_TENSORS and (values := _values(thing)):
@@ -172,7 +166,6 @@ def _of_module(prefix: str, module: Any, seen: dict[int, Any]) -> Iterator[Fact]
     kind = class_of(module)
     certain, later, own = constructor_arguments(kind), _set_later(kind), is_of_the_script(kind)
     yield FIRM, f"{prefix}class", kind.__name__
-    is_plain = True
     for key, thing in vars(module).items():
         if key.startswith("_") or key in VOLATILE:
             continue
@@ -180,15 +173,13 @@ def _of_module(prefix: str, module: Any, seen: dict[int, Any]) -> Iterator[Fact]
             yield from _config(prefix + key, thing, seen)
             continue
         value = plain_value(thing)
-        if value is SKIPPED or _is_place(prefix, key, value):
+        if value is SKIPPED:
             continue
-        is_plain = False
         steady = key in certain or not isinstance(value, int) or isinstance(value, bool)
-        yield FIRM if steady and not (own and key in later) else LOOSE, prefix + key, value
+        if steady and key not in later:
+            yield FIRM, prefix + key, value
     if "config" not in vars(module) and isinstance(getattr(kind, "config", None), property):  # Diffusers
         yield from _config(f"{prefix}config", quietly(lambda: module.config), seen)
-    if is_plain and (text := quietly(module.extra_repr)):
-        yield LOOSE, f"{prefix}extra_repr", str(text)[:MAX_TEXT]
 
 
 def _holds_options(key: str, thing: Any, own: bool) -> bool:
@@ -196,14 +187,6 @@ def _holds_options(key: str, thing: Any, own: bool) -> bool:
     if isinstance(thing, (str, int, float, bool, type(None), types.FunctionType)):
         return False
     return key in CONFIGS or (own and isinstance(thing, Mapping))
-
-
-def _is_place(name: str, key: str, value: Any) -> bool:
-    """Whether a number only says where in a stack the module is."""
-    if isinstance(value, bool) or not isinstance(value, int) or not PLACE.fullmatch(key):
-        return False
-    places = {int(part) for part in DIGITS.findall(name)}
-    return value in places or value - 1 in places
 
 
 def quietly(work: Callable[[], Any]) -> Any:
@@ -239,35 +222,14 @@ def is_of_the_script(kind: type) -> bool:
 
 @functools.lru_cache(maxsize=4096)
 def _set_later(kind: type) -> frozenset[str]:
-    """Attributes that the script assigns outside constructors: it may change them from epoch to epoch."""
-    if not is_of_the_script(kind):
-        return frozenset()
+    """Attributes that a class of the script assigns outside its constructor: it may change them from epoch to epoch."""
     names: set[str] = set()
-    for base in kind.__mro__:
-        if not is_of_the_script(base):
-            continue
+    for base in filter(is_of_the_script, kind.__mro__):
         for name, thing in vars(base).items():
-            code = getattr(inspect.unwrap(thing) if callable(thing) else thing, "__code__", None)
+            code = getattr(thing, "__code__", None)
             if code is not None and name != "__init__":
-                names |= _assigned(code)
-    return frozenset(names) | _assigned_in_text(str(getattr(sys.modules.get("__main__"), "__file__", "") or ""))
-
-
-def _assigned(code: types.CodeType) -> set[str]:
-    """Attributes that a function assigns, from its bytecode."""
-    import dis
-
-    return {str(step.argval) for step in dis.get_instructions(code) if step.opname == "STORE_ATTR"}
-
-
-@functools.lru_cache(maxsize=8)
-def _assigned_in_text(path: str) -> frozenset[str]:
-    """Attributes that the script itself assigns to something other than `self`."""
-    try:
-        text = Path(path).read_text(encoding="utf-8", errors="replace") if path.endswith(".py") else ""
-    except OSError:
-        return frozenset()
-    return frozenset(name for owner, name in re.findall(r"(\w+)\.(\w+) *[-+*/]?=(?!=)", text) if owner != "self")
+                names |= {str(step.argval) for step in dis.get_instructions(code) if step.opname == "STORE_ATTR"}
+    return frozenset(names)
 
 
 def other_mode(models: Sequence[Any], seen: Mapping[int, bool] | None = None) -> list[str]:
@@ -287,15 +249,15 @@ def other_mode(models: Sequence[Any], seen: Mapping[int, bool] | None = None) ->
 def _config(name: str, thing: Any, seen: dict[int, Any]) -> Iterator[Fact]:
     """The values of a configuration object, once; nothing for anything else.
 
-    Those of one that also holds the run's own options (learning rate, seed, output) are loose: they may change.
+    One that also holds the run's learning rate or seed is no configuration of the model: it may change.
     """
     if thing is None or id(thing) in seen:
         return
     seen[id(thing)] = thing
     flat = quietly(lambda: dict(_flat(_contents(thing) or {}))) or {}
-    is_loose = any(key in OF_A_RUN or role_of(key) is Role.LR for key in (key.rpartition(".")[2] for key in flat))
-    for key, value in flat.items():
-        yield LOOSE if is_loose else FIRM, f"{name}.{key}", value
+    is_of_the_run = any(key == "seed" or role_of(key) is Role.LR for key in (key.rpartition(".")[2] for key in flat))
+    for key, value in flat.items() if not is_of_the_run else ():
+        yield FIRM, f"{name}.{key}", value
 
 
 def _contents(thing: Any) -> Mapping[str, Any] | None:

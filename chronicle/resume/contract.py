@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from itertools import pairwise
 from pathlib import Path, PurePath
-from typing import Any
+from typing import Any, TypedDict
 
 from chronicle.errors import ChronicleError, SettingsError, UsageProblem
 from chronicle.journal.place import anchors_of, is_same_directory
@@ -227,14 +227,37 @@ class Options:
     data_state: Callable[[], Any] | None = None  # position of the data of the next optimizer step, JSON-able
     step: Callable[[], int | None] | None = None  # optimizer steps completed
     same_data: bool = False  # the trainer promises that a resume continues with exactly the next batch
-    honours: tuple[str, ...] = ()  # options of a rollback that the trainer applies itself: warmup, skip, reshuffle
-    fresh_start: bool = False
+    honours: Sequence[str] = ()  # options of a rollback that the trainer applies itself: warmup, skip, reshuffle
+    fresh_start: bool = False  # this launch intends to start from scratch although the run has checkpoints
     accept_change: Mapping[str, str] = field(default_factory=dict)  # topology key -> reason
     averages: Mapping[str, Any] = field(default_factory=dict)  # name -> averaged copy of the model (EMA)
     objects: Mapping[str, Any] = field(default_factory=dict)  # name -> the script's own object with a `state_dict`
     mode: Mode = Mode.ENFORCE
     tokenizer: Any = None  # of the script: the first batch is decoded with it
     check_steps: int = 0  # every how many steps one is taken twice; 0: none
+
+
+class Said(TypedDict, total=False):
+    """What a script can say to `guard`, `attach` and the callbacks, by name; `Options` says what each means."""
+
+    data_state: Callable[[], Any] | None
+    step: Callable[[], int | None] | None
+    same_data: bool
+    honours: Sequence[str]
+    fresh_start: bool
+    accept_change: Mapping[str, str] | None
+    averages: Mapping[str, Any] | None
+    objects: Mapping[str, Any] | None
+    mode: str  # enforce, warn, off
+    tokenizer: Any
+    check_steps: int
+
+
+def options_from(run_dir: str | Path | None, said: Said) -> Options:
+    """Options as a script said them; raises `TypeError` for a name that there is not, `UsageProblem` for an unknown mode."""
+    known: dict[str, Any] = {name: value for name, value in said.items() if value is not None}
+    mode = parse_mode(known.pop("mode", "enforce"))
+    return Options(run_dir=run_dir, mode=mode, **known)
 
 
 def effective_options(options: Options, environ: Mapping[str, str]) -> Options:

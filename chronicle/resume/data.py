@@ -353,7 +353,7 @@ class OtherBatch:
         """
         before, nearest, num = self._before, self._nearest, len(self._before.entries)
         if self._nothing_followed:
-            return self._after_the_end(exactly=exactly, continues=continues, beside=beside)
+            return self._after_the_end(beside)
         expected = f"the batch of step {before.step(before.position)}"
         if nearest is None:
             cause = f"the batch is none of the {num} of the first pass: another order, other samples, or another augmentation"
@@ -367,28 +367,22 @@ class OtherBatch:
         left_out = "1 batch of the first pass is" if num_left == 1 else f"{num_left} batches of the first pass are"
         return _differs(exactly, expected, found, f"{left_out} left out; {found} comes first")
 
-    def _after_the_end(self, *, exactly: bool, continues: bool, beside: int | None) -> Check:
-        """Nothing is on record after the save. An earlier batch repeats, unless the data come alike in every pass."""
-        before, position, same = self._before, self._before.position, self._same
-        digests = before.entries["digest"]
-        ends_before = position > len(before.entries)
-        is_regular = ends_before or any(before.begins_data(at) or digests[at - 1] == digests[position - 1] for at in same)
-        if same and position and (not is_regular or continues):
-            found = f"the batch of step {before.step(max(same))}"
-            return _differs(exactly or continues, "a batch that has not been seen", found, self._repeats(max(same)))
-        if ends_before:
+    def _after_the_end(self, beside: int | None) -> Check:
+        """Nothing is on record after the save."""
+        before, position = self._before, self._before.position
+        if position > len(before.entries):
             why = "the record of batches ends before this save"
         elif beside is None:
             why = "the run stopped right at this save, or before the batch that followed was on record"
         else:
             why = f"rank {beside} took no part in this save, and the batch that followed there is not on record"
-        if same and position:
-            why += f"; this launch begins with the batch of step {before.step(same[0])}"
+        if self._same and position:
+            why += f"; this launch begins with the batch of step {before.step(self._same[0])}"
         return not_compared(NAME, "M4", why)
 
     def _repeats(self, index: int) -> str:
         before, again = self._before, self._before.position - index
-        if not self._nothing_followed and self._begins_pass and before.begins_data(index):
+        if self._begins_pass and before.begins_data(index):
             return f"this pass of the loader comes in the order of the pass that began at step {before.step(index)}"
         number = "1 batch repeats" if again == 1 else f"{again} batches repeat"
         what = f"the batch of step {before.step(index)} of the first pass comes again: {number}"

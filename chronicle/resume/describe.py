@@ -66,7 +66,7 @@ class Describer(Observer):
             self.with_habits(memory, live),
             step=step,
             identity=self.identity,
-            used=parts.reference.options.record(),
+            moved_options=tuple(sorted(parts.reference.options.moved)),
             spoilt=parts.envelope.at_save(),
             ranks=(own,),
             unregistered=unregistered,

@@ -1,28 +1,26 @@
 """What a training reads: the dataset, the order in which it is drawn, and the shape of the batches.
 
 `feed_facts` describes the loader of a launch without reading a sample: the class of the dataset, its length, the columns
-of a Hugging Face dataset, plain attributes (`block_size`), a digest of tensors and arrays it holds, the files it
-names with size and modification time, the sampler with its seed. Nothing is indexed and no iterator is
-made, because a dataset may augment at random or read the network. What cannot be seen is left out.
+of a Hugging Face dataset, plain attributes (`block_size`), a digest of tensors and arrays it holds, the sampler with its
+seed. Nothing is indexed and no iterator is made, because a dataset may augment at random or read the network. What cannot be
+seen (files that it will open) is left out: the batches show it.
 
-The row of a fact says what a difference means: `dataset` another dataset, `ROWS_OF_DATASET` other rows (generated data and
-random splits differ like that too), `DATASET` seeds, times, and attributes that the constructor does not take.
+The row of a fact says what a difference means: `dataset` another dataset, `shuffle` another order, `ROWS_OF_DATASET` other rows
+(generated data and random splits differ like that too). Seeds, times, and attributes that the constructor does not take are
+left out.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 from chronicle.resume.batches import samples_of, tensors_of
 from chronicle.resume.configuration import SKIPPED, Fact, constructor_arguments, plain_value, quietly, short_digest
 from chronicle.resume.envelope.samples import digest_of
 
-DATASET, ROWS_OF_DATASET = "dataset and order", "rows of the dataset"
-NUM_FILES = 16
+ROWS_OF_DATASET = "rows of the dataset"
+NUM_PARTS = 16  # of a data set that is put together
 NUM_ROWS = 8  # of a Hugging Face dataset
 NUM_SAMPLES = 64  # elements of a tensor, items of a list
-FILES = {"root", "path", "paths", "file", "files", "filename", "filenames", "data_dir", "data_path", "data_file", "data_files",
-         "file_path", "file_paths", "filepath", "shards", "urls", "fname", "bin_path", "dataset_path"}  # fmt: skip
 CHANGING = {"epoch", "seed", "rank", "world_size", "num_replicas", "generator", "start", "skip"}
 DERIVED = {"format", "info", "builder_name", "cache_files", "citation", "description", "rng", "generator", "lock", "worker_id"}
 WRAPS = ("dataset", "datasets", "data_source", "source", "hf_dataset", "ds")  # where a dataset keeps the one that it wraps
@@ -35,8 +33,9 @@ def feed_facts(loader: Any) -> Iterator[Fact]:
     dataset = quietly(lambda: getattr(loader, "dataset", None))
     if dataset is not None:
         yield from dataset_facts(dataset)
-    for name, value in order_record(loader).items():
-        yield "shuffle" if name == "shuffle" else DATASET, f"order.{name}", value
+    shuffle = is_shuffled(loader)
+    if shuffle is not None:
+        yield "shuffle", "order.shuffle", shuffle
 
 
 # ---- the dataset -----------------------------------------------------------------------------------------------------
@@ -61,11 +60,6 @@ def _of_hugging_face(dataset: Any, name: str) -> Iterator[Fact]:
     columns = getattr(dataset, "column_names", None)
     if isinstance(columns, list):
         yield "dataset", f"{name}.columns", sorted(map(str, columns))
-    if (split := getattr(dataset, "split", None)) is not None:
-        yield DATASET, f"{name}.split", str(split)
-    for key in ("dataset_name", "config_name", "version"):
-        if (value := getattr(getattr(dataset, "info", None), key, None)) is not None:
-            yield DATASET if key == "version" else "dataset", f"{name}.{key}", str(value)
     if content := _arrow_digest(dataset):
         yield ROWS_OF_DATASET, f"{name}.rows", content
 
@@ -91,51 +85,32 @@ def _of_attributes(dataset: Any, name: str, depth: int) -> Iterator[Fact]:
         place = f"{name}.{key}"
         if key in WRAPS and depth < 4 and not is_array(thing) and not isinstance(thing, str):
             several = isinstance(thing, (list, tuple)) and key == "datasets"
-            for index, one in enumerate(thing[:NUM_FILES] if several else [thing]):
+            for index, one in enumerate(thing[:NUM_PARTS] if several else [thing]):
                 yield from dataset_facts(one, f"{place}.{index}" if several else place, depth + 1)
-        elif key in FILES and (files := _files(thing)):
-            yield "dataset", place, sorted(size for _, size, _ in files if size is not None)
-            yield DATASET, f"{place} (files)", files
         elif key.startswith("_") or key in DERIVED:
             continue
         elif is_array(thing):
             yield ROWS_OF_DATASET, place, _array_digest(thing)
         elif (value := plain_value(thing)) is not SKIPPED and not (isinstance(thing, (list, tuple)) and len(thing) > 8):
-            yield "dataset" if key in certain and key not in CHANGING else DATASET, place, value
+            if key in certain and key not in CHANGING:
+                yield "dataset", place, value
         elif isinstance(thing, (list, tuple)):
             yield ROWS_OF_DATASET, place, f"{len(thing)} items, {_sequence_digest(thing)}"
-
-
-def _files(thing: Any) -> list[list[Any]]:
-    """[name, bytes, modification time] of the files that are named; a directory has no size."""
-    paths = thing if isinstance(thing, (list, tuple)) else [thing]
-    found = []
-    for path in paths[:NUM_FILES]:
-        if not isinstance(path, (str, Path)):
-            return []
-        place = Path(path)
-        try:
-            stat = place.stat()
-        except (OSError, ValueError):
-            continue  # a URL, or a pattern
-        found.append([place.name, None, None] if place.is_dir() else [place.name, stat.st_size, int(stat.st_mtime)])
-    return found
 
 
 # ---- the order -------------------------------------------------------------------------------------------------------
 
 
-def order_record(loader: Any) -> dict[str, Any]:
-    """Shuffled or not, the sampler and its seed."""
+def is_shuffled(loader: Any) -> bool | None:
+    """Whether the order of a loader is drawn; None for a sampler of the script's own, whose order is its secret."""
     sampler = _sampler(loader)
-    if sampler is None:
-        return {}
-    generator: Any = getattr(sampler, "generator", None) or getattr(loader, "generator", None)
-    seeds = [getattr(sampler, name, None) for name in ("seed", "initial_seed")]
-    seeds += [generator.initial_seed()] if hasattr(generator, "initial_seed") else []
-    seed = next((seed for seed in seeds if isinstance(seed, int)), None)
-    record = {"shuffle": _is_shuffled(sampler), "sampler": _plain_sampler(type(sampler).__name__), "seed": seed}
-    return {key: value for key, value in record.items() if value is not None}
+    shuffle = getattr(sampler, "shuffle", None)
+    if isinstance(shuffle, bool):
+        return shuffle
+    names = {kind.__name__ for kind in type(sampler).__mro__}
+    if names & {"RandomSampler", "SeedableRandomSampler", "SubsetRandomSampler", "WeightedRandomSampler"}:
+        return True
+    return False if "SequentialSampler" in names else None
 
 
 def _sampler(loader: Any) -> Any:
@@ -151,21 +126,6 @@ def _innermost(thing: Any, name: str) -> Any:
             break
         thing = inner
     return thing
-
-
-def _is_shuffled(sampler: Any) -> bool | None:
-    """None for a sampler of the script's own, whose order is its secret."""
-    shuffle = getattr(sampler, "shuffle", None)
-    if isinstance(shuffle, bool):
-        return shuffle
-    names = {kind.__name__ for kind in type(sampler).__mro__}
-    if names & {"RandomSampler", "SeedableRandomSampler", "SubsetRandomSampler", "WeightedRandomSampler"}:
-        return True
-    return False if "SequentialSampler" in names else None
-
-
-def _plain_sampler(name: str) -> str:
-    return {"SeedableRandomSampler": "RandomSampler", "_InfiniteConstantSampler": ""}.get(name, name)
 
 
 # ---- shapes ----------------------------------------------------------------------------------------------------------

@@ -1,22 +1,20 @@
 """The gradient of the first step after a save, and after its resume: equal state and batch give an equal gradient.
 
-Weights, configuration and batches do not show what is outside the model: the loss function, its weights and masks, labels that
-are no input of the model, clipping, a teacher, a factor that another parallel layout leaves out. The gradient shows them all. A
-launch that goes on after a save therefore keeps a sample of its next gradient (`<run>/gradients/<state>.<rank>`, some 10 KB,
-one a save, the newest 64 of a launch). A resume of that state compares its own first gradient with it, right before its first
-step.
+Weights, configuration and batches do not show what is outside the model: the loss function, its weights and masks, labels
+that are no input of the model, clipping, a teacher, a factor that another parallel layout leaves out. The gradient shows
+them all. A launch that goes on after a save therefore keeps a sample of its next gradient
+(`<run>/gradients/<state>.<rank>`, some 10 KB, one a save, the newest 64 of a launch). A resume of that state compares its
+own first gradient with it, right before its first step.
 
 It is compared only where it must be equal: every micro-batch of the step was the same, as many ranks began with the batches
 that followed the save, all of them, and nothing was random. That is so where no generator moved in the first launch between
-the save and this gradient, or where those that moved stood equally in a single process when the first micro-batch entered the
-model. Anything else is no finding. Where the first pass went wrong in this very step (an incident is on record), another
-gradient is only noted. Kernels, hardware and orders of summation change the last digits: only a larger difference is refused.
+the save and this gradient, or where those that moved stood equally in a single process when the first micro-batch entered
+the model. Anything else is no finding. Kernels, hardware and orders of summation change the last digits: only a larger
+difference is refused.
 
-An engine (DeepSpeed) takes gradients away as they come. In this one step hooks sample those of every micro-batch before.
-
-What happens inside the step shows at the batch after it. Where gradient and LR were equal, or the gradient cannot be reached
-(ZeRO-3), the weights must move alike, and averages that the script named must follow alike. So the update is kept beside the
-gradient. Nothing is refused because of it.
+What happens inside the step shows at the batch after it. Where gradient and LR were equal, or the gradient cannot be
+reached (an engine takes it away as it comes), the weights must move alike, and averages that the script named must follow
+alike. So the update is kept beside the gradient. Nothing is refused because of it.
 """
 
 import contextlib
@@ -27,13 +25,11 @@ from typing import Any
 
 from chronicle.resume.beside import StateFiles
 from chronicle.resume.checks.check import Check, Outcome, compared, not_compared, noted
-from chronicle.resume.compiled import outside_graphs
 from chronicle.resume.contract import Expectation
 from chronicle.resume.data import DataWatch
 from chronicle.resume.envelope.breach import Breach, BreachKind
-from chronicle.resume.envelope.samples import Snapshot, part_of
-from chronicle.resume.events import BatchEntered, GradientReady, Inputs, Loaded, Saved
-from chronicle.resume.faults import shield
+from chronicle.resume.envelope.samples import Snapshot
+from chronicle.resume.events import BatchEntered, GradientReady, Loaded, Saved
 from chronicle.resume.fingerprint import rng_digests
 from chronicle.resume.hub import Observer
 from chronicle.resume.training import Training
@@ -74,14 +70,8 @@ class FirstGradient(Observer):
         self._looks = self._files.keeps  # at the step that comes
         self._expected: dict[str, Any] | None = None  # the record of the step that is about to be taken, which it should repeat
         self._update: _Update | None = None  # of the step that was taken, until the next batch
-        self._by_hooks = False  # an engine takes the gradients away: they are sampled as they come
-        self._sums: _Sums | None = None
 
     # ---- what happens -------------------------------------------------------------------------------------------
-
-    def come_by_hooks(self) -> None:
-        """An engine takes the gradients away: sample them as they come."""
-        self._by_hooks = True
 
     def saved(self, event: Saved) -> None:
         """The gradient after it is to be kept; in the middle of an accumulation it says nothing."""
@@ -99,14 +89,11 @@ class FirstGradient(Observer):
     def _reset(self, *, wanted: bool) -> None:
         self._state, self._wanted = "", wanted
         self._seen, self._entered = 0, {}
-        if self._sums is not None:
-            self._sums.remove()
-        self._sums = None
         self._looks = self._files.keeps and wanted
 
     def batch_entered(self, event: BatchEntered) -> None:
         """How the generators stand when the first micro-batch of a step enters."""
-        if event.kind is Inputs.PASS:
+        if not event.is_batch:
             return
         if self._update is not None:
             self._settle_update()
@@ -120,8 +107,6 @@ class FirstGradient(Observer):
             self._entered = rng_digests()
         except RuntimeError:  # a generator that cannot be read now (a graph is being captured): nothing is compared
             self._state, self._wanted, self._looks = "", False, False
-        if self._by_hooks and self._sums is None:
-            self._sums = _Sums(_params(None, self._models()), self._failed)
 
     def gradient_ready(self, event: GradientReady) -> None:
         """Keep the gradient, or compare it, near a save or a load."""
@@ -151,26 +136,11 @@ class FirstGradient(Observer):
     def _averages(self) -> Mapping[str, Any]:
         return self._training.observe().averages
 
-    def _failed(self, problem: Exception) -> None:
-        """A hook of this failed."""
-        self._training.faults.record(self.about, problem)
-
     def _moved_otherwise(self, words: str) -> None:
         """The first step of this launch is another one than in the first pass."""
         step = self._training.start.start_step
         first = None if step is None else step + 1
         self._tell(Breach(kind=BreachKind.UPDATE, step=first, words=words, seen=self._training.step))
-
-    def _went_wrong(self, identity: Mapping[str, Any]) -> str:
-        """Which incident the first step after the save of this state belongs to, in words; "" for none.
-
-        The gradient of that step lies in this run's directory, so the launch is one of this journal.
-        """
-        step = identity.get("step")
-        if not isinstance(step, int):
-            return ""
-        incident = self._training.journal.read().incident_at(identity.get("launch"), step + 1)
-        return "" if incident is None else f"belongs to an incident ({incident.kind} since step {incident.onset_step})"
 
     # ---- keep one --------------------------------------------------------------------------------------------------
 
@@ -207,9 +177,7 @@ class FirstGradient(Observer):
         if getattr(optimizer, "grad_scale", None) is not None or getattr(optimizer, "found_inf", None) is not None:
             return None  # scaled until the step itself
         chosen = _params(optimizer, self._models())
-        rows = [] if self._sums is None else self._sums.rows()
-        if place >= 0:  # an engine takes its gradients away
-            rows = Snapshot([p.grad for p in chosen]).rows()
+        rows = Snapshot([p.grad for p in chosen]).rows() if place >= 0 else []  # an engine takes its gradients away
         are_plain = all(p.device.type == "cpu" and str(p.dtype) == "torch.float32" for p in chosen)
         return {
             "optimizer": place,
@@ -258,14 +226,10 @@ class FirstGradient(Observer):
     def _judge(self, found: "_Difference", optimizer: Any, expected: Expectation) -> Check:
         if not found.is_another and found.median <= found.bounds[0] and not found.odd:
             return compared(NAME, "M6", True, expected="as after the save", found="equal")
-        assert expected.memory is not None
         told = found.words(_params(optimizer, self._models()), self._models())
         where = f"{found.num} parameters, {self._seen} micro-batches equal to those of the first pass"
         words = {"expected": "as after the save", "found": told, "where": where}
         may = expected.accepts(NAME)
-        wrong = self._went_wrong(expected.memory.identity) if found.is_another else ""
-        if wrong:  # what went wrong then is no measure
-            return noted(NAME, "M6", **words, cause=f"{told}, and not held against it: this step of the first pass {wrong}")
         if found.is_another and not may:
             return compared(NAME, "M6", False, **words, cause=f'{CAUSE}; if that is intended, accept "{NAME}: why"')
         if found.exact and found.median > TOLD and not may:
@@ -351,42 +315,6 @@ def _judge_update(kept: Mapping[str, Any], update: Mapping[str, Sequence[Any]]) 
             words = f"moved the {what} otherwise than after the save ({_percent(apart)} apart in the median parameter)"
             return f"{words}, although {equal}: the loss, or something inside the step or after it is another"
     return ""
-
-
-class _Sums:
-    """Samples of the gradients of some parameters, added up over the backward passes of a step as they come."""
-
-    def __init__(self, params: Sequence[Any], lost: Callable[[Exception], None]) -> None:
-        self._lost = lost
-        half = any(str(p.dtype) == "torch.float16" for p in params)  # multiplied by a loss scale that may be another one
-        known = params if not half and not any(hasattr(p, "ds_id") for p in params) else ()  # ZeRO-3 gathers its shards
-        self._found: list[Any] = [None] * len(known)
-        self._handles = [p.register_hook(self._hook(place)) for place, p in enumerate(known) if p.is_leaf]
-
-    def _hook(self, place: int) -> Any:
-        def see(gradient: Any) -> None:
-            part = part_of(gradient)
-            if part is not None:
-                before = self._found[place]
-                self._found[place] = part.clone() if before is None else before + part
-
-        def lose(problem: Exception) -> None:
-            self.remove()
-            self._found = [None] * len(self._found)
-            self._lost(problem)
-
-        hook = outside_graphs(shield(see, lose))
-        hook.__torch_unserializable__ = True  # type: ignore[attr-defined]  # no warning when the model is saved whole
-        return hook
-
-    def rows(self) -> list[Any]:
-        """One row a parameter, as of a gradient that is there; nothing where none can come."""
-        return Snapshot(self._found).rows()
-
-    def remove(self) -> None:
-        """Take the hooks away."""
-        for handle in self._handles:
-            handle.remove()
 
 
 def _averaged(averages: Mapping[str, Any]) -> list[Any]:

@@ -163,7 +163,7 @@ FAR_POINTS = tuple(_far_points())
 
 
 def forecast_further(bound: BoundScheduler) -> tuple[tuple[float, ...], ...]:
-    """Values, far ahead, of the schedules that no checkpoint contains (`lr_lambdas`; DeepSpeed's own schedulers).
+    """Values, far ahead, of the schedules that no checkpoint contains (`lr_lambdas`).
 
     One row per function, to six digits. The near steps do not show that the end of a schedule was moved.
     """
@@ -171,10 +171,7 @@ def forecast_further(bound: BoundScheduler) -> tuple[tuple[float, ...], ...]:
     with preserved_rng(), warnings.catch_warnings():
         warnings.simplefilter("ignore")
         for scheduler in _family(bound.scheduler):
-            if functions := list(_functions_of(scheduler)):
-                rows += [_look_ahead(function, begin, bound.unit) for function, begin in functions]
-            elif isinstance(getattr(scheduler, "last_batch_iteration", None), int) and hasattr(scheduler, "get_lr"):
-                rows.append(_look_ahead(None, scheduler.last_batch_iteration, 1, copy.copy(scheduler)))
+            rows += [_look_ahead(function, begin, bound.unit) for function, begin in _functions_of(scheduler)]
     return tuple(rows[:NUM_FUNCTIONS])
 
 
@@ -190,15 +187,13 @@ def _functions_of(scheduler: Any) -> Iterator[tuple[Any, int]]:
         yield from ((function, begin) for function in functions.values())
 
 
-def _look_ahead(function: Any, begin: int, unit: int, twin: Any = None) -> tuple[float, ...]:
-    """Values of a function of the step, or of a DeepSpeed scheduler's copy `twin`: the LR of its first group."""
+def _look_ahead(function: Any, begin: int, unit: int) -> tuple[float, ...]:
+    """Values of a function of the step."""
     values: list[float] = []
     points = far_points()
     try:
         for point in points:  # nothing of the guard is called here: its errors would be taken for the function's
-            if twin is not None:
-                vars(twin)["last_batch_iteration"] = begin + point * unit
-            value = float(function(begin + point * unit) if twin is None else twin.get_lr()[0])
+            value = float(function(begin + point * unit))
             if not math.isfinite(value):
                 break
             values.append(float(f"{value:.6g}"))

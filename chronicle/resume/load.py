@@ -36,7 +36,7 @@ from chronicle.resume.checks.run import (
 from chronicle.resume.configuration import plain_name
 from chronicle.resume.contract import Contract, Expectation, accepted_changes, load_contract, same_checkpoint
 from chronicle.resume.data import DataWatch
-from chronicle.resume.events import BatchEntered, Inputs
+from chronicle.resume.events import BatchEntered
 from chronicle.resume.feed import LENGTH, ROWS
 from chronicle.resume.fingerprint import (
     LiveState,
@@ -53,7 +53,7 @@ from chronicle.resume.fingerprint import (
 from chronicle.resume.honours import Honours
 from chronicle.resume.horizon import ABOUT_THE_FUTURE, longer_schedule
 from chronicle.resume.hub import RESTS, Observer, Rest
-from chronicle.resume.journal import FURTHER, RENEWED, TRAINED_ON, GuardHistory
+from chronicle.resume.journal import FURTHER, TRAINED_ON, GuardHistory
 from chronicle.resume.memory import WHOLE, Memory, RankDigest
 from chronicle.resume.moving import Facts, LoadedState, Moving, facts_of, facts_of_buffers, facts_of_objects
 from chronicle.resume.records import NOT_RECORDED, Records
@@ -69,7 +69,6 @@ from rollback.files.safetensors_file import list_tensors
 _trained: "weakref.WeakSet[Any]" = weakref.WeakSet()  # models that took a guarded step in this process
 BEGINS_ANEW = "it is from before the first step: the optimizer begins anew"  # an LR finder, a restart
 AT_STEP = "the guard saw no load, but the optimizer is at step {}"
-AT_BATCH, AT_LOAD = "when the first batch came", "at the load"
 WEIGHTS_ALONE = (
     "weights were loaded, and the optimizer begins without state, in a run that was trained before: momentum and schedule were "
     "not restored; a start from scratch on purpose says fresh_start=True"
@@ -105,7 +104,7 @@ class Loads(Observer):
         self._objects_before: Mapping[str, str] = {}
         self._earlier: Facts | None = None  # buffers before the first forward pass without gradients, and how many came
         self._passes = 0
-        self._held: dict[str, tuple[str, str]] = {}  # when -> digest of the weights then, and 16 bits of each
+        self._at_batch = ""  # digest of the weights when the first batch came
 
     @staticmethod
     def intends_to_train(live: LiveState) -> bool:
@@ -173,20 +172,11 @@ class Loads(Observer):
         return allowed.Facts(expected=expected, memory=memory, found=found, longer=longer, unknown_schedule=unknown)
 
     def _moved_weights(self, memory: Memory, live: LiveState) -> Allowance | None:
-        """Why weights that were as saved are not so any more: since the first batch came it was the script that moved them
-        (SAM, a momentum encoder); since the load, some that are not trained."""
+        """Why weights that are not as saved may be: they were when the first batch came, and the script itself moved them."""
         own = memory.of_rank(live.rank)
-        saved = own.weights if own else ""
-        for when, (weights, each) in self._held.items():
-            if not saved or weights != saved:
-                continue
-            if when == AT_BATCH:
-                return Allowance(Kind.FIRST_PASS, f"as saved {when}; since then the script itself moved them")
-            moved = weights_apart(each, live)
-            if moved and not any(parameter.requires_grad for _, parameter in moved):
-                why = f"as saved {when}; since then the script itself moved weights that are not trained"
-                return Allowance(Kind.FIRST_PASS, why)
-        return None
+        if own is None or not own.weights or self._at_batch != own.weights:
+            return None
+        return Allowance(Kind.FIRST_PASS, "as saved when the first batch came; since then the script itself moved them")
 
     def trained(self, models: Sequence[Any]) -> None:
         """These models take a guarded step in this process."""
@@ -297,9 +287,7 @@ class Loads(Observer):
         bound = contract if contract is not None and step is not None and contract.step == step else None
         self.start.learn(expectation=self.expectation(memory, bound))
         self.honours.loaded(self.start.expectation, live)
-        self._held = {}
-        if memory is not None and "weights" in memory.habits:
-            self._held = {AT_LOAD: weights_and_each(live)}
+        self._at_batch = ""
 
     def look_again(self, live: LiveState) -> None:
         """The optimizer's state was not known by itself; the weights that were loaded after it may be."""
@@ -318,7 +306,7 @@ class Loads(Observer):
         """What comes before the first batch, or is it."""
         if self._training.off or not event.is_first:
             return RESTS
-        if event.kind is Inputs.BATCH:
+        if event.is_batch:
             self._first_batch()
         elif event.is_training or self.start.resumed:  # a forward pass without gradients
             self._passes += event.is_training
@@ -347,7 +335,7 @@ class Loads(Observer):
                 keys=(*saved.moving, *then) if saved else (),
                 unregistered=unregistered.facts_of(live, Parts()) if memory and memory.unregistered else {},
             )
-            self._held = {AT_BATCH: weights_and_each(live), **self._held}
+            self._at_batch = weights_and_each(live)[0]
             self._earlier, self._passes = None, 0
 
     def check_unseen(self, found: Memory, live: LiveState, optimizer: Any = None) -> list[Check]:
@@ -362,7 +350,7 @@ class Loads(Observer):
         if self.start.no_basis == BEGINS_ANEW:
             return []  # which is said
         if any(model in _trained for model in live.models):
-            return _begins_anew(TRAINED_ON if any(group.num_states for group in found.groups) else RENEWED)
+            return _begins_anew(TRAINED_ON)
         history = self._journal.read()
         pending = contract if contract is not None and contract.rollback not in history.fulfilled else None
         step = found.optimizer_steps[1] if found.optimizer_steps else 0
@@ -464,7 +452,7 @@ class Loads(Observer):
             memory=memory,
             contract=bound,
             accepted=accepted_changes(bound, self._options.accept_change),
-            by_script=self._options.honours,
+            by_script=tuple(self._options.honours),
         )
 
     def _expect(self, root: Path, memory: Memory | None, contract: Contract | None) -> Expectation:
@@ -521,16 +509,15 @@ def _left_behind(found: Memory, history: GuardHistory) -> str:
     """Why a launch without the optimizer's state is no start from scratch; "" where it is one, or the state was lost.
 
     Weights of a state that this run wrote show that it was loaded. Its optimizer is left behind on purpose where it is of
-    another class than the one that begins now (Adam, then SGD), or where the first pass went on with a new one as well.
+    another class than the one that begins now (Adam, then SGD).
     """
     state = next((history.taken.get(digest.weights) for digest in found.ranks if digest.weights), None)
     if state is None or any(group.num_states for group in found.groups):
         return ""
     old, new = " and ".join(state.optimizers), " and ".join(found.optimizers)
-    weights = f"the weights are those of step {state.step}"
-    if state.optimizers and old != new:
-        return f"{weights}, and {new} begins anew where {old} was saved"
-    return f"{weights}, and the optimizer begins anew, as it did in the first pass" if state.renewed else ""
+    if not state.optimizers or old == new:
+        return ""
+    return f"the weights are those of step {state.step}, and {new} begins anew where {old} was saved"
 
 
 def _is_stray(optimizer: Any, live: LiveState) -> bool:

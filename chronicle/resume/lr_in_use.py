@@ -8,22 +8,22 @@ promised (L1).
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 from chronicle.resume.checks.check import Check, failed, noted
 from chronicle.resume.checks.memory import accepted_world
-from chronicle.resume.checks.tripwires import LR_JUMP
 from chronicle.resume.contract import Expectation
 from chronicle.resume.envelope.breach import Breach, BreachKind
-from chronicle.resume.events import BatchEntered, Gradient, GradientReady, Loaded, StepBegins
+from chronicle.resume.events import BatchEntered, GradientReady, Loaded, StepBegins
 from chronicle.resume.hub import RESTS, Observer, Rest
-from chronicle.resume.learning_rate import NUM_FORECAST, a_batch_entered
+from chronicle.resume.learning_rate import NUM_FORECAST, BoundScheduler, a_batch_entered
 from chronicle.resume.memory import LrRow, Memory
 from chronicle.resume.reference import LR, OptionValues
 from chronicle.resume.rules import show_row
 
 NUM_TRIPWIRE_STEPS = 50
+LR_JUMP = 1.5  # factor between neighbouring LRs that no schedule of a healthy resume makes
 NUM_CONFIRM = 3  # correct forecasts after which a schedule counts as known
-ROUNDING = 1e-6
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,10 +62,8 @@ class LrTripwire:
     """L1 over the first steps: `feed` the LRs of each step and get a failed check or None.
 
     Only a `source` of "scheduler" can fail: elsewhere the script sets its LR, and the first-step check has judged a jump. An LR
-    that leaves its forecast fails if it jumps, or if it lies on the forecast's own curve, at another place of it. One that goes
-    on smoothly to values that the forecast never takes is another schedule of the script (the warm-up ended, and a second
-    scheduler drives on): it is noted. Where only a constant LR was seen (`moved` False), nobody knows how often this
-    scheduler is stepped, so only a jump fails.
+    that leaves its forecast fails if it jumps. One that goes on smoothly is another schedule of the script, or its scheduler is
+    stepped more often than it was: that is noted.
     After an LR edit that was accepted without proof the LR is held: `held` is the largest factor between two steps.
     """
 
@@ -73,7 +71,6 @@ class LrTripwire:
     source: str
     position: int = 0
     held: float | None = None
-    moved: bool = True
     last: LrRow | None = None  # of the step before
 
     @classmethod
@@ -92,7 +89,7 @@ class LrTripwire:
         source = memory.lr_source if memory is not None and by_steps else "untested"
         if contract is not None and contract.lr_unproved and contract.lrs and not expectation.warms_up:
             return cls(rows=(contract.lrs,) * NUM_TRIPWIRE_STEPS, source=source, held=expectation.allowed_jump())
-        return cls(rows=tuple(rows), source=source, moved=memory is None or len(set(memory.recent_lrs)) > 1)
+        return cls(rows=tuple(rows), source=source)
 
     @property
     def done(self) -> bool:
@@ -111,22 +108,13 @@ class LrTripwire:
         if _same(row, lrs) or self.source != "scheduler":
             return None
         words = {"expected": show_row(row), "found": show_row(lrs), "where": f"step {index + 1} of this launch"}
-        if not _near(before, lrs, LR_JUMP) or _vanishes(before, row, lrs) or (self.moved and self._is_on_curve(lrs)):
+        if not _near(before, lrs, LR_JUMP) or _vanishes(before, row, lrs):
             return failed("learning rate in use", "L1", **words, cause=_cause(row, lrs))
         self.position = len(self.rows)
         if _same(before, lrs):
             return None  # it stays as it was: the scheduler is stepped less often than once an optimizer step
         cause = f"{words['found']} in use at {words['where']}, {words['expected']} foretold: another schedule goes on from here"
         return noted("learning rate in use", "L1", **words, cause=cause)
-
-    def _is_on_curve(self, lrs: LrRow) -> bool:
-        """Whether every LR lies between the smallest and the largest that are foretold."""
-        columns = list(zip(*(row for row in self.rows if len(row) == len(lrs)), strict=True))
-        known = [[value for value in column if value is not None] for column in columns]
-        return len(known) == len(lrs) and all(
-            lr is None or not values or min(values) * (1 - ROUNDING) <= lr <= max(values) * (1 + ROUNDING)
-            for values, lr in zip(known, lrs, strict=True)
-        )
 
     def _hold(self, row: LrRow, lrs: LrRow, index: int) -> Check | None:
         assert self.held is not None
@@ -146,7 +134,8 @@ class LrTripwire:
 class LrWatch(Observer):
     """The LRs of one process: whether forecasts of them come true, and the fifty steps after a first one.
 
-    `options` keeps the values that were used. `tell` hears of an LR that was set inside a step.
+    All along, an LR that was its schedulers' at every step must stay theirs; a script that sets it by hand as well is not
+    accused. `options` keeps the values that were used. `tell` hears of an LR that no scheduler set.
     """
 
     about = "learning rate in use"
@@ -156,26 +145,24 @@ class LrWatch(Observer):
         self.recent: deque[LrRow] = deque(maxlen=NUM_FORECAST)  # of the last optimizer steps
         self.witness = LrWitness()
         self.tripwire: LrTripwire | None = None
-        self._knows_schedulers = False
-
-    @property
-    def last(self) -> LrRow | None:
-        """LRs of the last step; None where none was taken."""
-        return self.recent[-1] if self.recent else None
+        self._schedulers: tuple[Any, ...] = ()
+        self._num_planned = 0  # steps whose LR was the one that the schedulers set last
 
     def loaded(self, event: Loaded) -> None:
         """The next optimizer step is a first one: what was foretold before it no longer holds."""
         self.recent.clear()
         self.witness, self.tripwire = self.witness.predict(()), None
+        self._num_planned = 0
 
     def arm(self, tripwire: LrTripwire | None) -> None:
         """From the next step on the LRs are held to this; None: to nothing."""
         self.tripwire = tripwire
 
-    def knows(self, schedulers: Sequence[object]) -> None:
+    def knows(self, schedulers: Sequence[BoundScheduler]) -> None:
         """Forecasts that were made without the schedulers of now (Fabric names them at its first save) prove nothing."""
-        if schedulers and not self._knows_schedulers:
-            self._knows_schedulers, self.witness = True, LrWitness()
+        if schedulers and not self._schedulers:
+            self.witness = LrWitness()
+        self._schedulers = tuple(bound.scheduler for bound in schedulers)
 
     def foretell(self, rows: Sequence[LrRow] | None) -> None:
         """The LRs of the next steps, as far as they can be forecast."""
@@ -189,8 +176,8 @@ class LrWatch(Observer):
     def step_begins(self, event: StepBegins) -> Sequence[Check]:
         """The LRs of one optimizer step; a failed or noted check where they are not those that were promised."""
         lrs = event.lrs
-        if not self.recent or lrs != self.recent[-1]:
-            self._options.add(LR, lrs)
+        if self.recent and lrs != self.recent[-1]:
+            self._options.moved.add(LR)
         self.recent.append(lrs)
         if self.witness.position < len(self.witness.rows):
             self.witness = self.witness.see(lrs)
@@ -200,15 +187,21 @@ class LrWatch(Observer):
         return () if check is None else (check,)
 
     def gradient_ready(self, event: GradientReady) -> Rest | None:
-        """The step has begun with the LR of its schedule, as all steps so far; a hook inside it may set another one."""
-        if event.gradient is not Gradient.TOLD:
+        """The update comes next: its LR is the one that the schedulers set last, also where a hook inside the step set it."""
+        known = list[Any]()
+        for one in self._schedulers:
+            known += getattr(one, "_last_lr", None) or ()
+        planned = tuple(known)
+        if not planned or len(planned) != len(event.lrs):
             return RESTS
-        begun = self.last or event.lrs
-        if event.lrs != begun and self.witness.source == "scheduler":
-            before, after = next((a, b) for a, b in zip(begun, event.lrs, strict=True) if a != b)
-            words = f"the step began with {before}, as scheduled, and a hook inside it set {after}"
+        if planned == event.lrs or _same(planned, event.lrs):
+            self._num_planned += 1
+            return None
+        if self._num_planned >= NUM_CONFIRM:
+            used, own = next((a, b) for a, b in zip(event.lrs, planned, strict=True) if not _same((a,), (b,)))
+            words = f"LR {used:.6g} is used, its scheduler set {own:.6g}"
             self._tell(Breach(kind=BreachKind.LR, step=event.step, words=words, seen=event.step))
-        return None
+        return RESTS
 
 
 def _near(a: LrRow, b: LrRow, factor: float) -> bool:

@@ -98,7 +98,7 @@ class Memory:
     next_lrs: tuple[LrRow, ...] | None = None  # row i: LR per group of the i-th optimizer step from here
     lr_source: str = "untested"  # scheduler: forecasts came true | manual: they did not | untested
     recent_lrs: tuple[LrRow, ...] = ()  # of the last optimizer steps before this point
-    used: Mapping[str, Sequence[LrRow]] = field(default_factory=dict, metadata=SPARSE)  # option -> its values so far
+    moved_options: tuple[str, ...] = field(default=(), metadata=SPARSE)  # of the parameter groups, that this training moves
     seen_frozen: tuple[str, ...] = field(default=(), metadata=SPARSE)  # `frozen` so far, one after the other
     habits: tuple[str, ...] = field(default=(), metadata=SPARSE)  # what changes between a save and its next step
     topology: Mapping[str, Any] = field(default_factory=dict)

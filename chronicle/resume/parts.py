@@ -3,8 +3,9 @@
 import atexit
 import functools
 
+from chronicle.prints.step_prints import StepPrints
+from chronicle.prints.twice import StepTwice
 from chronicle.resume.batch_reader import FirstBatch
-from chronicle.resume.batch_record import LastFrames
 from chronicle.resume.data import DataWatch
 from chronicle.resume.describe import Describer
 from chronicle.resume.envelope import Breach, Envelope
@@ -15,7 +16,6 @@ from chronicle.resume.hub import Hub
 from chronicle.resume.load import Loads
 from chronicle.resume.lr_in_use import LrWatch
 from chronicle.resume.moving import Moving
-from chronicle.resume.prints import StepPrints
 from chronicle.resume.records import Records
 from chronicle.resume.reference import Reference
 from chronicle.resume.save import Sealer
@@ -23,7 +23,6 @@ from chronicle.resume.self_report import SelfReport
 from chronicle.resume.step_log import StepLog
 from chronicle.resume.trained import TrainedWatch
 from chronicle.resume.training import Training
-from chronicle.resume.twice import StepTwice
 from chronicle.resume.unregistered import Unregistered
 from chronicle.resume.verdict import Verdicts
 from chronicle.resume.way_out import WayOut
@@ -45,7 +44,6 @@ class Parts:
             self.ranks, self.journal, record, lambda *found: self.envelope.compare_replicas(*found)
         )
         self.verdicts = Verdicts(self.ranks, self.journal, self.options, self.start, self.faults)
-        self.frames = LastFrames(training.launch_dir, rank)
         self.first_batch = FirstBatch(training)
         self.honours = Honours(self.options.honours)
         self.records = Records(None if paths is None else paths.states_dir, rank)
@@ -61,11 +59,10 @@ class Parts:
         sequels = None if paths is None else paths.sequels_dir
         self.reference = Reference(sequels, rank, self.describer.before_next_step, record)
         self.loads = Loads(training, self.data, self.honours, self.reference, self.moving, self.records)
-        self.way_out = WayOut(training, self.frames)
+        self.way_out = WayOut(training)
         self.envelope = Envelope(
             training,
             share=functools.partial(self.sealer.share, at_most=NUM_RANKS_COMPARED),
-            lr_is_ours=lambda: self.honours.used_lr is not None,
             way_out=self.way_out.words,
         )
         self.first_gradient = FirstGradient(training, self.envelope.log.tell, self.data)

@@ -8,7 +8,7 @@ the description if it differs from the save, and else only says that it does not
 
 Where the launch ended right at its save there is no such file, and the save is the reference. What is known then is what this
 training does by itself, which every checkpoint carries: what it changed between earlier saves and their next steps (`habits`),
-which layers it froze, and the values that its options had (`used`).
+which layers it froze, and which options it moved.
 """
 
 import weakref
@@ -71,7 +71,7 @@ class Reference(Observer):
         past = memory or Memory()
         self.habits = past.habits
         self._frozen = [one for one in past.seen_frozen or (past.frozen,) if one]
-        self.options.used = {name: list(rows) for name, rows in past.used.items()}
+        self.options.moved = set(past.moved_options)
 
     def frozen_now(self, frozen: str) -> tuple[str, ...]:
         """What took no gradient so far in this training, and takes none now."""
@@ -111,7 +111,7 @@ class Reference(Observer):
         if not isinstance(record.get("memory"), dict):
             return bool(record), set(), []
         then = Memory.from_json(record["memory"])
-        then = replace(then, lr_source=memory.lr_source, recent_lrs=memory.recent_lrs, used=memory.used)
+        then = replace(then, lr_source=memory.lr_source, recent_lrs=memory.recent_lrs)
         wrong = [check for check in _compare(replace(expected, memory=then), found) if not check.ok or check.error]
         places = {(check.name, check.where) for check in wrong}
         at_save = _compare(replace(expected, memory=_light(memory)), found)
@@ -137,18 +137,17 @@ def _compare(expected: Expectation, found: Memory) -> Iterator[Check]:
 # ---- the options of the parameter groups -------------------------------------------------------------------------------
 
 LR = "lr"
-NUM_VALUES = 1024  # numbers of one option that are kept
-FIRST = 16  # rows from the beginning of the training, which are kept for ever
 NOT_OPTIONS = {"params", "initial_lr", "max_lr", "min_lr", "step"}
 
 Rows = Mapping[str, LrRow]  # name of an option that is a number -> one value per parameter group
 
 
 class OptionValues:
-    """What one process knows of the numbers in its parameter groups. `used`: every option's values so far, oldest first."""
+    """What one process knows of the numbers in its parameter groups. `moved`: names of those that changed in this training."""
 
     def __init__(self) -> None:
-        self.used: dict[str, list[LrRow]] = {}
+        self.moved: set[str] = set()
+        self._seen: dict[str, LrRow] = {}
         self._built: weakref.WeakKeyDictionary[Any, Rows] = weakref.WeakKeyDictionary()  # before the latest load
         self._read: weakref.WeakKeyDictionary[Any, Rows] = weakref.WeakKeyDictionary()  # right after it
 
@@ -174,23 +173,10 @@ class OptionValues:
         return rows[0], rows[1]
 
     def see(self, optimizers: Iterable[Any]) -> None:
-        """The options but the LR: at the first step of a launch and at its saves."""
+        """At the first step of a launch and at its saves."""
         for name, row in option_rows(optimizers).items():
-            if name != LR:
-                self.add(name, row)
-
-    def add(self, name: str, row: LrRow) -> None:
-        """The value of an option in all groups."""
-        rows = self.used.setdefault(name, [])
-        if row in rows[-2:] or (len(rows) <= FIRST and row in rows):
-            return
-        rows.append(row)
-        if len(rows) * max(1, len(row)) > NUM_VALUES and len(rows) > FIRST + 2:
-            del rows[FIRST]
-
-    def record(self) -> dict[str, tuple[LrRow, ...]]:
-        """What a checkpoint carries: the LRs, and the options that ever moved."""
-        return {name: tuple(rows) for name, rows in self.used.items() if name == LR or len(rows) > 1}
+            if self._seen.setdefault(name, row) != row:
+                self.moved.add(name)
 
 
 def option_rows(optimizers: Iterable[Any]) -> dict[str, LrRow]:

@@ -174,9 +174,6 @@ class Sealer:
 
     def _write(self, root: Path, memory: Memory, save_seconds: float | None, left: Collection[str]) -> None:
         run = self.journal.paths.run if self.journal.paths else None
-        if stranger := foreign_owner(root, memory.identity):
-            said = f"`{root}` held a checkpoint of {stranger} until now: two runs write the same directory"
-            self.journal.say("directory", said)
         if differ := self._compare(memory.ranks, memory.topology, memory.step):
             memory = replace(memory, spoilt="; ".join(filter(None, (memory.spoilt, differ))))
         made = write_first_manifest(
@@ -247,19 +244,6 @@ def read_memory(root: Path) -> Memory | None:
         what = f"`{root / MANIFEST_NAME}` describes memory in version {version}: version {MEMORY_VERSION} is known"
         raise OtherVersion(what, "use a newer chronicle")
     return Memory.from_json(manifest.memory)
-
-
-def foreign_owner(root: Path, identity: Mapping[str, Any]) -> str:
-    """The other run whose checkpoint was in this directory until now, in words; "" when it was ours or there was none."""
-    try:
-        manifest = read_manifest(root)
-    except (RollbackError, OSError):
-        return ""
-    memory = manifest.memory if manifest is not None else None
-    owner: Any = (memory or {}).get("identity") or {}
-    if not owner.get("run_id") or not identity.get("run_id") or owner["run_id"] == identity["run_id"]:
-        return ""
-    return f"run {owner.get('run') or owner['run_id']} (launch {owner.get('launch')}, step {owner.get('step')})"
 
 
 def files_in(root: Path) -> dict[str, tuple[int, int]]:

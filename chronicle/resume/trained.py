@@ -6,8 +6,8 @@ the shape of the batches, and gradients that were left over. `TrainedWatch` make
 every save, so that values which move while a launch trains (counters, caches, annealed factors) are known and not compared.
 Nothing is done at a step.
 
-A difference that is refused is named value by value (`transformer.h.0.attn.dropout.p: 0.1 → 0.0`) and can be accepted by its
-name or that of its row in `rules.py`; one that may be is said in one line.
+Only what must not differ is recorded. A difference is named value by value (`transformer.h.0.attn.dropout.p: 0.1 → 0.0`) and
+can be accepted by its name or that of its row in `rules.py`. Other rows of a data set are said in one line.
 """
 
 import inspect
@@ -21,7 +21,6 @@ from typing import Any, NamedTuple
 from chronicle.resume.checks.check import Check, not_compared, noted
 from chronicle.resume.configuration import (
     FIRM,
-    LOOSE,
     SKIPPED,
     TENSOR,
     Fact,
@@ -36,7 +35,7 @@ from chronicle.resume.configuration import (
 )
 from chronicle.resume.contract import Expectation
 from chronicle.resume.events import BatchEntered, Saved, StepBegins
-from chronicle.resume.feed import DATASET, LENGTH, ROWS, ROWS_OF_DATASET, Shapes, feed_facts
+from chronicle.resume.feed import LENGTH, ROWS, ROWS_OF_DATASET, Shapes, feed_facts
 from chronicle.resume.fingerprint import LiveState
 from chronicle.resume.horizon import numbers_used_by
 from chronicle.resume.hub import RESTS, Observer, Rest
@@ -44,15 +43,14 @@ from chronicle.resume.memory import Memory
 from chronicle.resume.rules import RULES, is_near, judge
 from chronicle.resume.training import Training
 
-VERSION = 2
+VERSION = 3
 LIBRARIES = ("torch", "transformers", "diffusers", "peft", "timm", "lightning", "accelerate")
 MAKERS = ("torch", "transformers", "diffusers", "deepspeed", "accelerate", "lightning", "pytorch_lightning")  # of schedulers
 # compared elsewhere (position, LRs), or no part of the state
 APART = {"last_epoch", "step_count", "last_lr", "verbose", "optimizer", "lr_lambdas", "num_steps"}
-ARGUMENTS, BATCHES = "arguments of the trainer", "first batches of this rank"
-SCHEDULER, OWN_SCHEDULER = "scheduler_state", "state of a scheduler of another make"
-# The heading under which a difference may be, by the row of a fact: where the two records disagree on the row
-FAMILY = {FIRM: LOOSE, TENSOR: LOOSE, "trainer": ARGUMENTS, "dataset": DATASET, "shuffle": DATASET, ROWS_OF_DATASET: DATASET}
+BATCHES = "first batches of this rank"
+SCHEDULER = "scheduler_state"
+OF_DATA = ("dataset", "shuffle", ROWS_OF_DATASET)
 
 
 _mode_of = operator.attrgetter("training")
@@ -115,8 +113,8 @@ class TrainedWatch(Observer):
         now = self._describe(live)
         now["shape"] = self.shapes.to_json(since_save=since_save)
         if self._first:
-            if not any(_family(row) == DATASET for row in now["facts"]):  # the loader is not being read
-                now["facts"] |= {row: kept for row, kept in self._first["facts"].items() if _family(row) == DATASET}
+            if not any(row in now["facts"] for row in OF_DATA):  # the loader is not being read
+                now["facts"] |= {row: kept for row, kept in self._first["facts"].items() if row in OF_DATA}
             modes = dict(zip(map(id, self._modules), self._modes, strict=True))
             for name in ("eval", "training"):
                 now[name] = self._first[name]
@@ -146,21 +144,16 @@ def _facts_of(live: LiveState) -> Iterator[Fact]:
     yield from model_facts(live.models)
     yield from feed_facts(live.feed)
     for name, one in live.arguments.items():
-        if (plain := plain_value(one)) is not SKIPPED:
-            yield "trainer" if OBJECTIVE.search(name) else ARGUMENTS, name, plain
+        if OBJECTIVE.search(name) and (plain := plain_value(one)) is not SKIPPED:
+            yield "trainer", name, plain
     for name, average in live.averages.items():
         for key, number in average_numbers(average).items():
             yield "average", f"{name}.{key}", number
     for index, bound in enumerate(live.schedulers):
         prefix = f"scheduler {index}." if len(live.schedulers) > 1 else "scheduler."
-        row = OWN_SCHEDULER if is_of_another_make(bound.scheduler) else SCHEDULER
-        state = quietly(getattr(bound.scheduler, "state_dict", dict))
+        state = None if is_of_another_make(bound.scheduler) else quietly(getattr(bound.scheduler, "state_dict", dict))
         for key, value in _fields(state) if isinstance(state, Mapping) else ():
-            yield row, prefix + key, value
-
-
-def _family(row: str) -> str:
-    return FAMILY.get(row, row)
+            yield SCHEDULER, prefix + key, value
 
 
 def moved_between(first: Facts, second: Facts) -> set[str]:
@@ -170,13 +163,14 @@ def moved_between(first: Facts, second: Facts) -> set[str]:
     """
     before, after = _by_name(first), _by_name(second)
     names = {key for key in before.keys() | after.keys() if before.get(key) != after.get(key)}
-    is_new = any((DATASET, f"dataset.{key}") in names for key in ("class", "length"))
-    return {pattern_of(name) for family, name in names if family == LOOSE or (family == DATASET and not is_new)}
+    is_new = any(("dataset", f"dataset.{key}") in names for key in ("class", "length"))
+    rows = (FIRM, TENSOR) if is_new else (FIRM, TENSOR, *OF_DATA)
+    return {pattern_of(name) for row, name in names if row in rows}
 
 
-def _by_name(facts: Mapping[str, Mapping[str, Any]]) -> dict[tuple[str, str], tuple[str, Any]]:
-    """Family and name of a fact -> its row and value."""
-    return {(_family(row), name): (row, value) for row, values in facts.items() for name, value in values.items()}
+def _by_name(facts: Mapping[str, Mapping[str, Any]]) -> dict[tuple[str, str], Any]:
+    """(row, name of a fact) -> value."""
+    return {(row, name): value for row, values in facts.items() for name, value in values.items()}
 
 
 def gradients_of(models: Sequence[Any]) -> dict[str, int]:
@@ -192,7 +186,10 @@ def average_numbers(average: Any) -> dict[str, float]:
 
 
 def is_of_another_make(scheduler: Any) -> bool:
-    """Whether no known library made this scheduler, or only its empty base: its `load_state_dict` may do anything."""
+    """Whether no known library made this scheduler, or only its empty base: its `load_state_dict` may do anything.
+
+    What it keeps is not compared, then; its position and the LRs of the next steps are.
+    """
     for base in type(scheduler).__mro__:
         if base.__module__.partition(".")[0] in MAKERS and base.__name__ not in ("LRScheduler", "_LRScheduler"):
             return False
@@ -221,7 +218,7 @@ def _number(thing: Any) -> Any:
 
 
 class Difference(NamedTuple):
-    """One value that is not as it was. `row`: its row in `RULES`, or the heading under which it may differ."""
+    """One value that is not as it was. `row`: its row in `RULES`, or the heading under which it may be."""
 
     row: str
     name: str
@@ -237,7 +234,7 @@ OBJECTIVE = re.compile(
 EQUALS = (  # a row that says what was compared: its name, code, and the rows of the facts
     ("model configuration", "M6", (FIRM, TENSOR)),
     ("dataset", "M6", ("dataset", "shuffle")),
-    ("scheduler state", "M1", (SCHEDULER, OWN_SCHEDULER)),
+    ("scheduler state", "M1", (SCHEDULER,)),
 )
 NUM_NAMED = 12  # differences of one kind that are named; the rest is counted
 ENOUGH_BATCHES = 3  # of one length
@@ -270,55 +267,30 @@ def _differences(expected: Expectation, saved: Mapping[str, Any], found: Memory,
     one, other = (_by_name(record.get("facts") or {}) for record in (saved, found.trained))
     moved = {*(saved.get("moved") or ()), *(found.trained.get("moved") or ())}
     updated = saved.get("versions") != found.trained.get("versions")
-    for key in sorted(one.keys() | other.keys(), key=lambda key: (key[0], pattern_of(key[1]), key[1])):
-        family, name = key
-        if pattern_of(name) in moved or _is_unfolded(one, key) or _is_unfolded(other, key):
+    memory = expected.memory
+    other_schedulers = memory is None or len(memory.schedulers) != len(found.schedulers)  # which is compared elsewhere
+    for row, name in sorted(one.keys() | other.keys(), key=lambda key: (key[0], pattern_of(key[1]), key[1])):
+        stack = row, pattern_of(name)
+        before, after = (facts.get((row, name), facts.get(stack, SKIPPED)) for facts in (one, other))
+        if stack[1] in moved or before is SKIPPED or after is SKIPPED:  # a library of another version has more, or fewer
             continue
-        stack = family, pattern_of(name)
-        before, after = one.get(key) or one.get(stack), other.get(key) or other.get(stack)
-        row = _row_of(family, before, after)
+        if row == SCHEDULER and (other_schedulers or _is_of_a_rollback(expected, name, before, after)):
+            continue
         if row == FIRM and updated and name.endswith("class"):
-            row = LOOSE
-        elif row == ROWS_OF_DATASET and same_data:
-            row = "dataset"
-        elif row in (SCHEDULER, OWN_SCHEDULER):
-            row = _row_of_scheduler(expected, found, row, name, before, after)
-        a, b = (SKIPPED if fact is None else fact[1] for fact in (before, after))
-        if row == TENSOR and not _are_near_tensors(a, b):
-            yield Difference(FIRM, name, a, b)
-        elif row not in ("", TENSOR) and not is_near(a, b):
-            yield Difference(row, name, a, b)
+            continue
+        if row == TENSOR:
+            if not _are_near_tensors(before, after):
+                yield Difference(FIRM, name, before, after)
+        elif not is_near(before, after):
+            yield Difference("dataset" if row == ROWS_OF_DATASET and same_data else row, name, before, after)
 
 
-def _is_unfolded(facts: Mapping[tuple[str, str], Any], key: tuple[str, str]) -> bool:
-    """Whether the key is a whole stack, and this side names its members one by one: then these are compared."""
-    family, name = key
-    if "*" not in name or key in facts:
+def _is_of_a_rollback(expected: Expectation, name: str, before: Any, after: Any) -> bool:
+    """Whether a field of a scheduler is what a rollback changed: `eta_min` is an LR by another name."""
+    if expected.contract is None:
         return False
-    return any(own == family and pattern_of(member) == name for own, member in facts)
-
-
-def _row_of(family: str, before: tuple[str, Any] | None, after: tuple[str, Any] | None) -> str:
-    """What a difference means; "" where it is not compared."""
-    if before is None or after is None:  # a library of another version has more of them, and other arguments
-        row = (before or after or ("", None))[0]
-        return family if family in (LOOSE, DATASET) and row != TENSOR else ""
-    return before[0] if before[0] == after[0] else family
-
-
-def _row_of_scheduler(expected: Expectation, found: Memory, row: str, name: str, before: Any, after: Any) -> str:
-    """A scheduler of the script's own make may compute fields in its load, where it stands where it stood."""
-    memory, ratio = expected.memory, expected.contract.lr_ratio if expected.contract else None
-    assert memory is not None
-    if len(memory.schedulers) != len(found.schedulers):
-        return ""  # that is compared elsewhere
-    if expected.contract is not None:
-        a, b = before[1], after[1]  # `eta_min` is an LR by another name
-        if "lr" in name or (ratio is not None and isinstance(a, float) and is_near(a * ratio, b)):
-            return ""
-    number = re.match(r"scheduler (\d+)", name)
-    is_own = row == OWN_SCHEDULER and _is_in_place(memory, found, int(number[1]) if number else 0)
-    return OWN_SCHEDULER if is_own else SCHEDULER
+    ratio = expected.contract.lr_ratio
+    return "lr" in name or (ratio is not None and isinstance(before, float) and is_near(before * ratio, after))
 
 
 def _told(expected: Expectation, differences: Iterable[Difference]) -> Iterator[Check]:
@@ -409,18 +381,7 @@ def _in_shapes(saved: Mapping[str, Any], own: Mapping[str, Any], has_split: bool
         yield Difference("autocast", "autocast", *changed["autocast"])
 
 
-# ---- schedulers and gradients ----------------------------------------------------------------------------------------
-
-
-def _is_in_place(memory: Memory, found: Memory, index: int) -> bool:
-    """Whether a scheduler stands where it stood; one without a position, whether the LRs are those of the save."""
-    if index >= len(memory.schedulers) or index >= len(found.schedulers):
-        return False
-    before, after = memory.schedulers[index].last_epoch, found.schedulers[index].last_epoch
-    if before is not None or after is not None:
-        return before == after
-    lrs, lrs_now = ([group.lr for group in one.groups] for one in (memory, found))
-    return len(lrs) == len(lrs_now) and all(is_near(a, b) for a, b in zip(lrs, lrs_now, strict=True))
+# ---- gradients ---------------------------------------------------------------------------------------------------------
 
 
 def _gradient_checks(saved: Mapping[str, Any], own: Mapping[str, Any]) -> Iterator[Check]:

@@ -2,8 +2,8 @@
 
 Looked at are objects that the script names at its top level, or that the trainer holds (callbacks, samplers), by their
 attributes, without calling any of their methods. One counts where it holds tensors or arrays that move, or numbers that move
-now and then. What moves at every step and is only a number may be a meter: nothing but its name tells (`BY_NAME`). A class that
-can be `reset` holds nothing that is meant to last.
+now and then. What moves at every step and is only a number may be a meter, and a class that can be `reset` holds nothing that
+is meant to last.
 
 Before the step after a save its files are searched for values and names of what moved. What is in none of them is said once.
 Files that cannot be searched (compressed, or too large) end the search. Variables of a function are not reached.
@@ -34,7 +34,6 @@ NUM_LOOKS = 3  # steps of a launch between which is looked
 NUM_OBJECTS, NUM_ATTRIBUTES, NUM_KEYS, DEPTH = 64, 64, 64, 3
 MOST_BYTES, HEAD = 16 << 20, 512  # of a file that is read whole; of each record of an archive
 COMPRESSED = (b"\x1f\x8b", b"\x28\xb5\x2f\xfd", b"BZh", b"\xfd7zXZ")
-BY_NAME = re.compile(r"norm|(^|[._])ema|baseline|curric|difficult|temperature|patience", re.IGNORECASE)
 POSITION = re.compile(r"_?(global_)?(step|epoch|iter|iteration|pos|position|cursor)s?(_count)?", re.IGNORECASE)
 LIBRARIES = ("chronicle", "rollback", "torch.optim.lr_scheduler", "torch.utils.data", "torchdata", "accelerate")
 NUMBER, VALUES = "n", "v"  # kinds of facts: a number, or tensors and whole collections
@@ -116,7 +115,7 @@ class Unregistered(Observer):
         name = key.rpartition(".")[2]
         if POSITION.fullmatch(name) or len(self._ids.get(key, ())) > 1:
             return False
-        return fact[0] == VALUES or key not in self._often or bool(BY_NAME.search(key))
+        return fact[0] == VALUES or key not in self._often
 
     def settle(self) -> None:
         """The save and what the script wrote after it are over: say what is in none of the files."""

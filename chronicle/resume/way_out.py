@@ -1,7 +1,6 @@
-"""What a person can do about a breach of the envelope: where the last batches are, and the line to type."""
+"""What a person can do about a breach of the envelope: the line to type."""
 
-from chronicle.resume.batch_record import LastFrames
-from chronicle.resume.envelope.breach import NOT_FINITE, Breach
+from chronicle.resume.envelope.breach import Breach
 from chronicle.resume.events import Saved
 from chronicle.resume.hub import Observer
 from chronicle.resume.training import Training
@@ -14,8 +13,8 @@ class WayOut(Observer):
 
     about = "way out"
 
-    def __init__(self, training: Training, frames: LastFrames) -> None:
-        self._training, self._frames = training, frames
+    def __init__(self, training: Training) -> None:
+        self._training = training
         self.saved_steps: list[int] = []  # of this launch, newest last
 
     def saved(self, event: Saved) -> None:
@@ -25,12 +24,7 @@ class WayOut(Observer):
             self.saved_steps = [*self.saved_steps[1 - NUM_KEPT :], memory.step]
 
     def words(self, breach: Breach) -> str:
-        """Where the last batches are, when something is not finite; and the line to type where the weights are spoilt."""
-        kept = self._frames.keep(breach.words) if breach.kind in NOT_FINITE else None
-        words = [f"the last batches are in `{kept}`" if kept else "", self._line_to_type(breach)]
-        return "; ".join(filter(None, words))
-
-    def _line_to_type(self, breach: Breach) -> str:
+        """The line to type where the weights are spoilt; "" for none."""
         paths, start = self._training.journal.paths, self._training.start
         if breach.tier != "propose" or paths is None:
             return ""

@@ -26,6 +26,7 @@ from chronicle.journal.events import (
 from chronicle.journal.lineage import compute_lineage
 from chronicle.journal.reader import read_journal
 from chronicle.paths import RunPaths
+from chronicle.prints.launch_facts import changed_facts, read_facts
 from chronicle.prints.retaken import (
     RankRetaken,
     Retaken,
@@ -37,8 +38,7 @@ from chronicle.prints.retaken import (
     retake_rank,
     rise_in,
 )
-from chronicle.resume.launch_facts import changed_facts, read_facts
-from chronicle.resume.ring import Print, Ring, read_ring
+from chronicle.prints.ring import Print, Ring, read_ring
 from rollback.detect import Tier
 
 BUDGET_SECONDS = 0.03  # of one call

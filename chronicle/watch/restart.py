@@ -21,8 +21,8 @@ from chronicle.journal.lineage import Interval, compute_lineage
 from chronicle.metrics.log import Point, read_metrics
 from chronicle.paths import RunPaths
 from chronicle.resume.checks.check import Check
-from chronicle.resume.checks.tripwires import LR_JUMP, NUM_AFTER, NUM_BEFORE, LoggedRow, check_log, logged_row
 from chronicle.resume.learning_rate import warmed
+from chronicle.watch.log_checks import LR_JUMP, NUM_AFTER, NUM_BEFORE, LoggedRow, check_log, logged_row
 from rollback.channels import EXPECTED_LR, Role, value_of
 
 LR_CODE, STEP_CODE = "L1", "L2"

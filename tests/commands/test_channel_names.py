@@ -9,10 +9,10 @@ import pytest
 
 from chronicle.metrics.log import read_metrics
 from chronicle.report.page_data import build_page_data
-from chronicle.resume.checks.tripwires import logged_row
 from chronicle.story import read_story
 from chronicle.story.series import read_series
 from chronicle.watch.follow import follow_file
+from chronicle.watch.log_checks import logged_row
 from chronicle.watch.restart import LrPromise
 from chronicle.watch.scan import scan_run
 from rollback import channels

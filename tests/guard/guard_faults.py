@@ -1,4 +1,4 @@
-"""Errors injected into the guard: one into every function of `chronicle/resume`, while real small runs train.
+"""Errors injected into the guard: one into every function of its packages, while real small runs train.
 
 `python -m tests.guard.guard_faults [torch] [accelerate] [transformers] [lightning] [fabric] [deepspeed] [--one-each]
 [--error KIND] [--every N]`
@@ -34,8 +34,9 @@ import chronicle
 
 __all__ = ["SCENARIOS", "Injection", "Outcome", "find_functions", "inject", "main"]
 
-PACKAGE = str(Path(chronicle.__file__).parent / "resume") + os.sep
-SHIELD = PACKAGE + "faults.py"
+CHRONICLE = str(Path(chronicle.__file__).parent) + os.sep
+PACKAGES = tuple(CHRONICLE + name + os.sep for name in ("resume", "prints"))
+SHIELD = PACKAGES[0] + "faults.py"
 # A wrapper that calls the original and a shielded function, and nothing else: an error before its first line is one in the call
 # of the framework's own function. Nothing could catch it.
 SHELLS = (
@@ -387,8 +388,8 @@ def find_functions(train: Callable[[Path], list[float]]) -> tuple[list[Injection
 
     def trace(frame: FrameType, event: str, argument: Any) -> None:
         code = frame.f_code
-        if event == "call" and code.co_filename.startswith(PACKAGE) and code.co_filename != SHIELD:
-            name = f"{code.co_filename.removeprefix(PACKAGE)}:{code.co_qualname}"
+        if event == "call" and code.co_filename.startswith(PACKAGES) and code.co_filename != SHIELD:
+            name = f"{code.co_filename.removeprefix(CHRONICLE)}:{code.co_qualname}"
             if code.co_name not in NO_FUNCTIONS and code.co_qualname not in SHELLS:
                 found.setdefault((code, MOMENT.name), Injection(name=name, moment=MOMENT.name, code=code))
 

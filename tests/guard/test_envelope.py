@@ -16,6 +16,7 @@ from chronicle.journal.reader import read_journal
 from chronicle.paths import RunPaths
 from chronicle.resume.checks.check import ResumeRefused
 from chronicle.resume.envelope import BreachKind
+from chronicle.resume.envelope.flight import MOST_STEPS
 from chronicle.resume.envelope.samples import ELEMENTS, Snapshot, are_replicas, differing_ranks, part_of
 from chronicle.resume.memory import Memory, RankDigest
 from tests.guard.flights.bugs import BUGS, FURTHER, play
@@ -41,8 +42,6 @@ def test_a_public_silent_bug_is_named(name: str) -> None:
     assert flight is not None
     assert set(bug.kinds) & set(flight.told)
     assert flight.error == ""
-    if name == "pytorch-115607":  # one element is read at every step: when it stands still, all is looked at
-        assert (flight.told["parameters-do-not-move"].seen or 0) <= bug.begins + 8
     if name in SOON:
         assert (flight.told[bug.kinds[0]].seen or 0) <= SOON[name]
 
@@ -61,7 +60,10 @@ class Careful(torch.optim.SGD):
 def test_gradients_that_are_not_finite_are_told_with_the_step_at_which_they_began(
     tmp_path: Path, begins: int, share: float
 ) -> None:
-    """Whatever share of the time the looks may take: with none of it one in fifty steps, with all of it one at every step."""
+    """Whatever share of the time the looks may take: with none of it one in fifty steps, with all of it one at every step.
+
+    Where the step itself was not looked at, it is told that it may have been the first one.
+    """
     model = network()
     optimizer = Careful(model.parameters(), lr=0.1)
     run = attached(tmp_path, model, optimizer)
@@ -72,8 +74,10 @@ def test_gradients_that_are_not_finite_are_told_with_the_step_at_which_they_bega
         optimizer.step()
         optimizer.zero_grad()
 
-    breach = fly(run, begins + 8, step).told[BreachKind.GRADIENTS]
-    assert breach.step == begins and (breach.low in (None, begins - 1)) and (breach.seen or 0) <= begins + 3
+    breach = fly(run, begins + 3 * MOST_STEPS + 9, step).told[BreachKind.GRADIENTS]
+    first = breach.step if breach.low is None else breach.low + 1
+    assert breach.step is not None and first is not None and first <= begins <= breach.step
+    assert (breach.seen or 0) <= begins + (3 if share > 1 else 3 * MOST_STEPS)
 
 
 def test_a_scale_that_is_searched_for_two_steps_is_no_incident(tmp_path: Path) -> None:
@@ -172,12 +176,12 @@ def test_a_save_of_nan_weights_is_marked_and_the_line_to_type_is_printed(
         for step in (4, 8)
     )
     assert "spoilt" not in good
-    assert bad["spoilt"].startswith("weights-not-finite since step 6")
+    assert bad["spoilt"].startswith("weights-not-finite since step 8 (at the earliest 6)")
     assert "chronicle rollback --to 4 --run tr" in said
     assert said.count("weights-not-finite") == 1
     incidents = [e for e in read_journal(RunPaths(run_dir)).entries if e.kind == EntryKind.INCIDENT]
     assert [(Incident.of(e).kind, Incident.of(e).tier, Incident.of(e).onset_step) for e in incidents] == [
-        ("weights-not-finite", "propose", 6)
+        ("weights-not-finite", "propose", 8)
     ]
 
 
@@ -347,7 +351,7 @@ def test_the_live_watch_proposes_on_a_breach_that_no_log_shows(
     watch = LiveWatch(paths, launch or 1, JournalWriter(paths), checkpoints_dir=tmp_path / "checkpoints", say=said.append)
     events = watch.poll()
     assert [(event.kind.value, event.tier.value, event.onset_step) for event in events] == [
-        ("weights-not-finite", "propose", 6)
+        ("weights-not-finite", "propose", 8)
     ]
     assert watch.poll() == []
     assert not any("failed" in line for line in said)

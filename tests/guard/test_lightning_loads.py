@@ -12,9 +12,9 @@ pytest.importorskip("lightning")
 import lightning.pytorch as pl
 
 from chronicle import ResumeRefused
+from chronicle.prints.ring import SeenParts, read_ring, ring_path
+from chronicle.prints.step_prints import PRINTS_VARIABLE
 from chronicle.resume.adapters.lightning import ChronicleCallback
-from chronicle.resume.prints import PRINTS_VARIABLE
-from chronicle.resume.ring import SeenParts, read_ring, ring_path
 from rollback.api import verify
 from rollback.checkpoint.listing import open_checkpoint
 from rollback.errors import Severity

@@ -5,7 +5,7 @@ import random
 
 import pytest
 
-from chronicle.resume.checks.tripwires import LoggedRow, check_log
+from chronicle.watch.log_checks import LoggedRow, check_log
 
 
 def curve(first: int, last: int, *, lr: float = 1e-3, shift: float = 0.0, seed: int = 0) -> list[LoggedRow]:

@@ -19,8 +19,8 @@ from chronicle.resume.allowed import Facts, allow
 from chronicle.resume.checks.check import Outcome, failed
 from chronicle.resume.contract import Expectation
 from chronicle.resume.events import Saved, StepBegins
-from chronicle.resume.lr_in_use import LrTripwire, LrWitness
-from chronicle.resume.memory import Memory, Scheduler
+from chronicle.resume.lr_in_use import LrTripwire
+from chronicle.resume.memory import Memory
 from chronicle.resume.reference import Reference
 
 
@@ -129,19 +129,12 @@ def test_weights_that_the_script_moves_between_its_load_and_its_first_batch(tmp_
 
 
 def test_such_weights_where_the_run_stopped_right_at_its_save(tmp_path: Path) -> None:
-    """What it did before an earlier step is known; of weights that are trained nothing is excused."""
+    """What it did before an earlier step is known, so the weights are not compared."""
     loop = Loop(tmp_path, follow)
     loop.launch(range(4), save=2)
     loop.save()
     loop.launch(range(4, 6))
-    assert "as saved at the load" in loop.noted()["weights"]
-
-    def trained(loop: Loop, step: int) -> None:
-        follow(loop, step)
-        loop.second.weight.data = 0.9 * loop.second.weight.data
-
-    with pytest.raises(ResumeRefused, match="weights"):
-        loop.launch(range(4, 6), before=trained)
+    assert "weights" in {one["name"] for one in loop.verdict()["not_compared"]}
 
 
 class Sharp(Loop):
@@ -309,26 +302,13 @@ def test_second_schedule_that_goes_on_where_the_first_one_ended(tmp_path: Path) 
     assert [check.outcome for check in noted if check] == [Outcome.NOTED]
 
 
-def test_schedule_at_another_place_or_speed_trips() -> None:
+def test_schedule_that_jumps_trips_and_one_at_another_speed_is_noted() -> None:
     rows = tuple((0.1 - 0.001 * step,) for step in range(20))
     twice = LrTripwire(rows=rows, source="scheduler")
-    assert [bool(twice.feed(row)) for row in rows[:6:2]] == [False, True, True]
-    stuck = LrTripwire(rows=rows, source="scheduler")
-    assert [bool(stuck.feed(rows[0])) for _ in range(3)] == [False, True, True]
-    jump = LrTripwire(rows=((0.1,),) * 20, source="scheduler", moved=False)
+    found = [twice.feed(row) for row in rows[:6:2]]
+    assert [check.outcome for check in found if check] == [Outcome.NOTED]
+    jump = LrTripwire(rows=((0.1,),) * 20, source="scheduler")
     assert [bool(jump.feed((lr,))) for lr in (0.1, 1.0)] == [False, True]
-
-
-def test_witness_of_a_constant_rate_has_seen_no_schedule_move() -> None:
-    constant, moving = LrWitness().predict(((0.1,),) * 9), LrWitness().predict(tuple((0.1 * n,) for n in range(1, 10)))
-    for step in range(6):
-        constant, moving = constant.see((0.1,)), moving.see((0.1 * (step + 1),))
-    assert constant.source == moving.source == "scheduler"
-    for seen, trips in ((constant, False), (moving, True)):
-        rows = {"recent_lrs": seen.rows[:6], "next_lrs": ((0.7,), (0.8,)) * 9}
-        memory = Memory(schedulers=(Scheduler(),), lr_source=seen.source, **rows)
-        wire = LrTripwire.after(Expectation(basis="manifest", memory=memory), memory, None)
-        assert [bool(wire.feed((0.7,))) for _ in range(2)] == [False, trips]
 
 
 # ---- what the script's own save does not hold --------------------------------------------------------------------------

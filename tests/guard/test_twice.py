@@ -12,7 +12,7 @@ import chronicle
 from chronicle.errors import SettingsError
 from chronicle.journal import read_journal
 from chronicle.paths import RunPaths
-from chronicle.resume.twice import KIND
+from chronicle.prints.twice import KIND
 from tests.guard.test_ranks import play
 
 NUM_STEPS, EVERY, FAULTY = 14, 4, 12  # step 12 is a checked one

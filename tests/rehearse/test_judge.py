@@ -5,6 +5,7 @@ import math
 import pytest
 
 from chronicle.metrics.log import Point
+from chronicle.prints.ring import Print, SeenParts
 from chronicle.rehearse.judge import (
     Compared,
     Rank,
@@ -16,7 +17,6 @@ from chronicle.rehearse.judge import (
     judge_prints,
     logged_leaves,
 )
-from chronicle.resume.ring import Print, SeenParts
 from rollback.checks.leaves import LeafForm, Leaves, Value, measure
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from chronicle.launch.launchers import STARTUP_DIR
-from chronicle.resume.launch_facts import (
+from chronicle.prints.launch_facts import (
     ChangedFact,
     changed_facts,
     holds_data,
@@ -24,7 +24,7 @@ ROOT = Path(__file__).resolve().parents[2]
 LATE = """
 import os, sys
 from pathlib import Path
-from chronicle.resume.launch_facts import add_sources, write_facts
+from chronicle.prints.launch_facts import add_sources, write_facts
 place = Path(os.environ["CHRONICLE_LAUNCH_DIR"])
 write_facts(place, {})
 if "late" in sys.argv:
@@ -36,7 +36,7 @@ SCRIPT = """
 import os, sys
 os.environ["MADE_HERE"] = str(os.getpid())  # as libraries do, of a directory of this process
 from pathlib import Path
-from chronicle.resume.launch_facts import write_facts
+from chronicle.prints.launch_facts import write_facts
 Path("own.json").write_text(str(os.getpid()))
 write_facts(Path(os.environ["CHRONICLE_LAUNCH_DIR"]), {})
 """

@@ -16,11 +16,11 @@ from benchmarks.replay.causes import digests
 from chronicle.errors import Refusal
 from chronicle.latest import pointers_to
 from chronicle.prints.compared import compare_prints
+from chronicle.prints.ring import SeenParts
 from chronicle.replay.closed import landlock_version
 from chronicle.replay.plan import Plan, Saved, is_wide
 from chronicle.replay.replica import Replica
 from chronicle.replay.verdict import ReplayCase, ReplayVerdict, judge_replay
-from chronicle.resume.ring import SeenParts
 from chronicle.settings import Settings
 from rollback.checkpoint.listing import open_checkpoint
 from tests.replay.test_replay import environ

@@ -14,14 +14,10 @@ from accelerate.data_loader import prepare_data_loader
 import chronicle
 from chronicle.journal import read_journal
 from chronicle.paths import RunPaths
-from chronicle.resume import launch_facts as facts
-from chronicle.resume.checksums import checksum
-from chronicle.resume.contract import Options
-from chronicle.resume.events import BatchEntered, Gradient, GradientReady, StepBegins
-from chronicle.resume.fingerprint import LiveState
-from chronicle.resume.launch_facts import changed_facts, read_facts
-from chronicle.resume.prints import PRINTS_VARIABLE, StepPrints
-from chronicle.resume.ring import (
+from chronicle.prints import launch_facts as facts
+from chronicle.prints.checksums import checksum
+from chronicle.prints.launch_facts import changed_facts, read_facts
+from chronicle.prints.ring import (
     HEADER_BYTES,
     PRINT_BYTES,
     Print,
@@ -32,6 +28,10 @@ from chronicle.resume.ring import (
     ring_path,
     rings_of,
 )
+from chronicle.prints.step_prints import PRINTS_VARIABLE, StepPrints
+from chronicle.resume.contract import Options
+from chronicle.resume.events import BatchEntered, Gradient, GradientReady, StepBegins
+from chronicle.resume.fingerprint import LiveState
 from chronicle.resume.training import Training
 
 OF_MODEL = SeenParts.BATCH | SeenParts.GRADIENT | SeenParts.WEIGHTS
@@ -567,7 +567,7 @@ def test_values_that_are_turned_by_one_place_are_another_tensor(device: str, mon
     """Sums of products have the same value where the last one is the mean: weights of rows that were turned were not seen."""
     kept = []
     if device == "afar":  # as on an accelerator
-        monkeypatch.setattr("chronicle.resume.checksums.SampleCopy", lambda part: kept.append(part.tolist()) or kept[-1])
+        monkeypatch.setattr("chronicle.prints.checksums.SampleCopy", lambda part: kept.append(part.tolist()) or kept[-1])
         monkeypatch.setattr(torch.Tensor, "is_cpu", False)
     for values in ([0.5, 2.0, 1.0], [0.5, 2.0, 1.0, 1.0, 0.5, 2.0, 1.0]):  # 1 is halfway between 0.5 and 2, by its bits
         tensor = torch.tensor(values)
@@ -585,9 +585,9 @@ def test_two_rows_that_change_places_are_another_batch(tmp_path: Path, monkeypat
 def test_steps_of_a_graph_that_is_captured_have_no_print(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """While a CUDA graph is captured nothing may be read; it is no error of the guard."""
     loop = Loop(tmp_path, monkeypatch).train(3)
-    monkeypatch.setattr("chronicle.resume.prints.is_captured", lambda: True)
+    monkeypatch.setattr("chronicle.prints.step_prints.is_captured", lambda: True)
     loop.train(2)
-    monkeypatch.setattr("chronicle.resume.prints.is_captured", lambda: False)
+    monkeypatch.setattr("chronicle.prints.step_prints.is_captured", lambda: False)
     ring = loop.train(3).ring()
     assert {1, 2, 7, 8} <= ring.steps().keys() and not {4, 5} & ring.steps().keys()
     assert loop.run.session.faults.found == []

@@ -17,7 +17,7 @@ from chronicle.prints.retaken import (
     retake_rank,
     rise_in,
 )
-from chronicle.resume.ring import Print, SeenParts, Segment
+from chronicle.prints.ring import Print, SeenParts, Segment
 
 SEEN = (
     SeenParts.BATCH | SeenParts.GRADIENT | SeenParts.WEIGHTS | SeenParts.GENERATORS | SeenParts.OPTIONS | SeenParts.LOSS

@@ -10,6 +10,7 @@ from chronicle.journal import JournalWriter
 from chronicle.journal.events import GuardVerdict, Replayed
 from chronicle.paths import RunPaths
 from chronicle.prints.compared import Comparison, RankCompared, Row, compare_prints
+from chronicle.prints.ring import Print, SeenParts
 from chronicle.replay.replay import Played, plays_agree
 from chronicle.replay.verdict import (
     PLAYED_TWICE,
@@ -22,7 +23,6 @@ from chronicle.replay.verdict import (
     state_loaded,
 )
 from chronicle.report.markdown import render_markdown
-from chronicle.resume.ring import Print, SeenParts
 from chronicle.story import read_story
 
 ALL = SeenParts(0)

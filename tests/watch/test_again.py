@@ -11,8 +11,8 @@ from chronicle.journal import read_journal
 from chronicle.journal.events import EntryKind, Incident, StepsRetaken, events_of
 from chronicle.journal.writer import JournalWriter
 from chronicle.paths import RunPaths
-from chronicle.resume.launch_facts import VERSION
-from chronicle.resume.ring import Print, RingWriter, SeenParts, facts_path, ring_path
+from chronicle.prints.launch_facts import VERSION
+from chronicle.prints.ring import Print, RingWriter, SeenParts, facts_path, ring_path
 from chronicle.watch.again import StepsAgain
 
 

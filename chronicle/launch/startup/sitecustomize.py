@@ -136,7 +136,7 @@ stacks = []  # descriptor and signal
 
 
 def note_beginning():
-    """Keep what `chronicle/resume/launch_facts.py` cannot know at the first step any more."""
+    """Keep what `chronicle/prints/launch_facts.py` cannot know at the first step any more."""
     sys._chronicle_began = time.time()
 
 

@@ -4,12 +4,12 @@ An adapter builds a `GuardSession` with a function that returns the objects in u
 of `events.py`. `deepspeed.py` is the shortest example.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, TypeVar, Unpack
 
 from chronicle.errors import ChronicleError, UsageProblem
-from chronicle.resume.contract import Options, parse_mode
+from chronicle.resume.contract import Options, Said, options_from
 from chronicle.resume.faults import last_resort, or_else, record_without_session
 
 __all__ = ["guard"]
@@ -18,51 +18,13 @@ T = TypeVar("T")
 
 
 @or_else(lambda problem, target, *, run_dir=None, **_: _unguarded(problem, target, run_dir))
-def guard(
-    target: T,
-    *,
-    run_dir: str | Path | None = None,
-    data_state: Callable[[], Any] | None = None,
-    step: Callable[[], int | None] | None = None,
-    same_data: bool = False,
-    honours: Sequence[str] = (),
-    fresh_start: bool = False,
-    accept_change: Mapping[str, str] | None = None,
-    averages: Mapping[str, Any] | None = None,
-    objects: Mapping[str, Any] | None = None,
-    mode: str = "enforce",
-    tokenizer: Any = None,
-    check_steps: int = 0,
-) -> T:
+def guard(target: T, *, run_dir: str | Path | None = None, **said: Unpack[Said]) -> T:
     """Put an `Accelerator`, a DeepSpeed engine or a Lightning `Fabric` under guard and return the same object.
 
-    `run_dir`: the run's directory or name; default `CHRONICLE_RUN_DIR`, else the settings.
-    `data_state()`: data position of the *next* optimizer step, JSON-able.
-    `step()`: optimizer steps completed; default: the optimizer's own count.
-    `same_data`: a resume promises to continue with exactly the next batch.
-    `honours`: which of `warmup`, `skip`, `reshuffle` the script reads from `contract.json` and applies itself.
-    `fresh_start`: this launch intends to start from scratch although the run has checkpoints.
-    `accept_change`: what may differ, by name, with the reason.
-    `averages`, `objects`: averaged copies of the model (EMA), and own objects with a `state_dict`, by name.
-    `tokenizer`: the script's own; the first batch is decoded with it and said in words.
-    `check_steps`: every how many steps one is taken twice, and the bits compared; 0: none (docs/replay.md).
-
+    `run_dir`: the run's directory or name; default `CHRONICLE_RUN_DIR`, else the settings. What else can be said: `Said`.
     Raises `UsageProblem` for other objects. A refusal is raised as `ResumeRefused`.
     """
-    options = Options(
-        run_dir=run_dir,
-        data_state=data_state,
-        step=step,
-        same_data=same_data,
-        honours=tuple(honours),
-        fresh_start=fresh_start,
-        accept_change=dict(accept_change or {}),
-        averages=dict(averages or {}),
-        objects=dict(objects or {}),
-        mode=parse_mode(mode),
-        tokenizer=tokenizer,
-        check_steps=check_steps,
-    )
+    options = options_from(run_dir, said)
     origins = {base.__module__.partition(".")[0] for base in type(target).__mro__}
     names = {base.__name__ for base in type(target).__mro__}
     if "Accelerator" in names and "accelerate" in origins:

@@ -8,7 +8,7 @@ import os
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Unpack
 
 from lightning.pytorch.callbacks import Callback, EarlyStopping, GradientAccumulationScheduler
 
@@ -20,7 +20,7 @@ from chronicle.resume.adapters.hooks import (
     split_of,
 )
 from chronicle.resume.batches import watch_loaders
-from chronicle.resume.contract import Options
+from chronicle.resume.contract import Said, options_from
 from chronicle.resume.events import BatchEntered, Begins, GradientReady, Loaded, Loading, Logged, Saved
 from chronicle.resume.faults import last_resort, or_else, reason_of, record_without_session, shielded
 from chronicle.resume.fingerprint import LiveState, collect_optimizers, steppers_of
@@ -41,8 +41,8 @@ class ChronicleCallback(GuardedCallback, Callback):  # type: ignore[misc]
     state_key = key = "ChronicleCallback"
 
     @shielded("setup", wrong_use=(TypeError, ValueError))
-    def __init__(self, run: str | Path | None = None, **options: Any) -> None:
-        self._options = Options(run_dir=run, **options)
+    def __init__(self, run: str | Path | None = None, **said: Unpack[Said]) -> None:
+        self._options = options_from(run, said)
         self._trainer: Any = None
         self._session: GuardSession | None = None
         self._described: Memory | None = None  # of the checkpoint that is being saved
@@ -83,7 +83,6 @@ class ChronicleCallback(GuardedCallback, Callback):  # type: ignore[misc]
 
     def _describe(self, session: GuardSession) -> Memory:
         memory = session.describe()
-        memory = replace(memory, topology={**memory.topology, **_planned_split(self._trainer, memory.topology)})
         self._described, own = memory, memory.ranks[0]
         prefix = session.ranks.publish("lightning", own)
         return memory if session.ranks.rank else replace(memory, ranks=session.sealer.collect_soon(prefix, own))
@@ -150,14 +149,9 @@ class ChronicleCallback(GuardedCallback, Callback):  # type: ignore[misc]
             scaler=getattr(trainer.precision_plugin, "scaler", None),
             topology={
                 "world_size": int(trainer.world_size),
-                "accumulation": int(trainer.accumulate_grad_batches),
                 "precision": str(trainer.precision),
                 "sharding": type(trainer.strategy).__name__,
-                **split_of(
-                    getattr(trainer.train_dataloader, "batch_size", None),  # of a single loader that makes its batches itself
-                    int(trainer.accumulate_grad_batches),
-                    int(trainer.world_size),
-                ),
+                **_split(trainer),
                 "dtype": dtype_of((module,)),
             },
             arguments={
@@ -193,20 +187,13 @@ def _only_loader(loaders: Any) -> Any:
     return loaders
 
 
-def _planned_split(trainer: Any, topology: Mapping[str, Any]) -> dict[str, int]:
-    """The accumulation that `GradientAccumulationScheduler` sets for the step after this save; {} without such a plan.
-
-    It sets the Trainer's value when an epoch begins, so a save at the end of an epoch finds the old one. A resume in the middle
-    of an epoch begins without it (Lightning 2.6): the steps until the next epoch then really take fewer batches.
-    """
-    plans = [one for one in trainer.callbacks if isinstance(one, GradientAccumulationScheduler)]
-    if not plans:
+def _split(trainer: Any) -> dict[str, int]:
+    """How a step's samples are split; {} where a plan sets it at every epoch: a save does not know that of the next one."""
+    if any(isinstance(one, GradientAccumulationScheduler) for one in trainer.callbacks):
         return {}
-    ends = trainer.fit_loop.epoch_loop.batch_progress.is_last_batch and trainer.state.status == "running"
-    epoch = int(trainer.current_epoch) + bool(ends)
-    now, planned = int(trainer.accumulate_grad_batches), int(plans[-1].get_accumulate_grad_batches(epoch))
-    size = topology.get("global_batch")
-    return {"accumulation": planned, **({"global_batch": size // now * planned} if isinstance(size, int) else {})}
+    accumulation = int(trainer.accumulate_grad_batches)
+    size = getattr(trainer.train_dataloader, "batch_size", None)  # of a single loader that makes its batches itself
+    return {"accumulation": accumulation, **split_of(size, accumulation, int(trainer.world_size))}
 
 
 def _bind(config: Any) -> BoundScheduler:

@@ -7,19 +7,19 @@ Generators are not compared, because the script may not save them.
 
 Memory is described when the state is taken. That something was saved is known once torch writes it (`torch.save`, a distributed
 checkpoint). A script may take the state at every step and throw it away: after `MOST_UNSEEN` states that nobody was seen
-writing, one in `STEPS_BETWEEN` steps is described beforehand, and any other when it is written.
+writing, one is described when it is written before the next step, and else not.
 """
 
 import threading
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Unpack
 
 from chronicle.errors import ChronicleError
 from chronicle.resume.adapters.hooks import dtype_of, hear_saves, hook_optimizer_steps, split_of
 from chronicle.resume.compiled import ModelHook
-from chronicle.resume.contract import Options, parse_mode
+from chronicle.resume.contract import Options, Said, options_from
 from chronicle.resume.events import Begins, Loaded, Logged, Saved
 from chronicle.resume.faults import (
     last_resort,
@@ -31,13 +31,13 @@ from chronicle.resume.faults import (
     shielded,
 )
 from chronicle.resume.fingerprint import LiveState, collect_optimizers, optimizer_steps
-from chronicle.resume.learning_rate import BoundScheduler, lrs_of
+from chronicle.resume.learning_rate import BoundScheduler
 from chronicle.resume.memory import WHOLE, Memory
 from chronicle.resume.records import NOT_RECORDED, optimizer_states, state_digest
 from chronicle.resume.session import GuardSession
 
 MOST_BEGUN = 8  # asynchronous saves, and states that are known by their digest
-MOST_UNSEEN, STEPS_BETWEEN = 16, 50  # states that are described though nobody was seen writing them; later one in so many steps
+MOST_UNSEEN = 16  # states that are described though nobody was seen writing them
 
 
 @dataclass(slots=True)
@@ -45,7 +45,6 @@ class Taken:
     """A state that the script has asked for, and what is known of the moment."""
 
     digest: str
-    lrs: tuple[float | None, ...]
     seen: str  # position in the data
     thread: int
     memory: Memory | None = None  # once it is described
@@ -60,42 +59,18 @@ def attach(
     optimizer: Any,
     scheduler: Any = None,
     *,
-    data_state: Callable[[], Any] | None = None,
-    step: Callable[[], int | None] | None = None,
-    same_data: bool = False,
-    honours: Sequence[str] = (),
-    fresh_start: bool = False,
-    accept_change: Mapping[str, str] | None = None,
     data: Any = None,
     accumulation: int | None = None,
-    averages: Mapping[str, Any] | None = None,
-    objects: Mapping[str, Any] | None = None,
     scaler: Any = None,
-    mode: str = "enforce",
-    tokenizer: Any = None,
-    check_steps: int = 0,
+    **said: Unpack[Said],
 ) -> "AttachedRun":
-    """Put a training loop under guard. `run`: name or directory; `averages`: EMA copies of the model by name;
-    `objects`: the script's own objects with a `state_dict`, by name.
+    """Put a training loop under guard. `run`: name or directory.
 
     `model`, `optimizer`, `scheduler` may be single objects or sequences of them. `data`: the DataLoader that is trained
     from, needed for `chronicle rollback --skip-batches`; one optimizer step takes `accumulation` of its batches.
-    Other arguments as for `guard`.
+    What else can be said: `Said`, as for `guard`.
     """
-    options = Options(
-        run_dir=run,
-        data_state=data_state,
-        step=step,
-        same_data=same_data,
-        honours=tuple(honours),
-        fresh_start=fresh_start,
-        accept_change=dict(accept_change or {}),
-        averages=dict(averages or {}),
-        objects=dict(objects or {}),
-        mode=parse_mode(mode),
-        tokenizer=tokenizer,
-        check_steps=check_steps,
-    )
+    options = options_from(run, said)
     live = LiveState(
         models=_many(model),
         optimizers=collect_optimizers(_many(optimizer)),
@@ -120,9 +95,8 @@ class AttachedRun:
     def __init__(self, live: LiveState, options: Options, accumulation: int | None = None) -> None:
         self._live, self._accumulation = live, accumulation
         self._taken: Taken | None = None  # since the last step
-        self._unseen = self._since = 0  # states described that nobody was seen writing; steps since the last of them
+        self._unseen = 0  # states described that nobody was seen writing
         self._recorded: dict[str, Taken] = {}  # by digest, the newest last
-        self._awaited: list[str] = []  # digests of states that were written before they were described
         self._begun: dict[Path, tuple[Memory, int]] = {}  # asynchronous saves that are not told yet, and who began them
         try:
             self._begin(options)
@@ -220,11 +194,10 @@ class AttachedRun:
             return
         digest = state_digest(state)
         if self._taken is None or self._taken.digest != digest or self._taken.memory is not None:
-            lrs = lrs_of(self._live.optimizers)
-            self._taken = Taken(digest=digest, lrs=lrs, seen=self.session.data.position, thread=threading.get_ident())
-            if self._unseen < MOST_UNSEEN or self._since >= STEPS_BETWEEN:
+            self._taken = Taken(digest=digest, seen=self.session.data.position, thread=threading.get_ident())
+            if self._unseen < MOST_UNSEEN:
                 self._record(self._taken)
-                self._unseen, self._since = self._unseen + 1, 0
+                self._unseen += 1
 
     def _save_failed(self, problem: Exception) -> None:
         self.session.faults.record("save", problem)
@@ -241,19 +214,12 @@ class AttachedRun:
             self._is_written(taken)
             return
         for digest in filter(None, digests):  # a copy, or another thread writes while training goes on
-            known = self._recorded.get(digest)
-            if known is None:
-                self._awaited = [*self._awaited[1 - MOST_BEGUN :], digest]
-            else:
-                self._is_written(known)
+            if digest in self._recorded:
+                self._is_written(self._recorded[digest])
 
     def _memory_changes(self) -> None:
-        """An optimizer step begins: a state that another thread writes is described now, or never."""
-        self._since += 1
-        taken, self._taken = self._taken, None
-        if taken is not None and taken.digest in self._awaited:
-            self._record(taken)
-            self._is_written(taken)
+        """An optimizer step begins: what was taken is not described any more."""
+        self._taken = None
 
     def _record(self, taken: "Taken") -> None:
         """Keep the description of memory now, which is that of the taken state."""
@@ -269,20 +235,14 @@ class AttachedRun:
             del self._recorded[next(iter(self._recorded))]
 
     def _describe(self, taken: "Taken") -> Memory:
-        """Memory now; LRs and position in the data are those of the moment when the state was taken."""
+        """Memory now; the position in the data is that of the moment when the state was taken."""
         try:
-            memory: Memory = self.session.describe(taken.seen)
+            return self.session.describe(taken.seen)  # type: ignore[no-any-return]
         except Exception as problem:
             if raised_by_script(problem):
                 raise
             last_resort(self._save_failed, problem)
             return Memory(unknown={WHOLE: f"the guard failed: {reason_of(problem)}"})
-        if tuple(group.lr for group in memory.groups) == taken.lrs or len(memory.groups) != len(taken.lrs):
-            return memory
-        why = "the LR changed between `optimizer.state_dict()` and the writing of the state"
-        groups = tuple(replace(group, lr=lr) for group, lr in zip(memory.groups, taken.lrs, strict=True))
-        unknown = {**memory.unknown, "next_lrs": why, "schedulers": why}
-        return replace(memory, groups=groups, unknown=unknown).without(("next_lrs", "schedulers"))
 
     def _is_written(self, taken: "Taken") -> None:
         """This state is being written: the journal knows that something was saved."""

@@ -10,18 +10,16 @@ import re
 import weakref
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Unpack
 
 from transformers import TrainerCallback
 from transformers.trainer_utils import get_last_checkpoint
 
 from chronicle.recording import start
 from chronicle.resume.adapters.hooks import GuardedCallback, dtype_of, hook_optimizer_steps, split_of
-from chronicle.resume.batch_reader import has_decoder, heads_of
-from chronicle.resume.batches import samples_of
+from chronicle.resume.batch_reader import has_decoder
 from chronicle.resume.checks.check import not_compared
-from chronicle.resume.contract import Options
-from chronicle.resume.envelope.samples import digest_of
+from chronicle.resume.contract import Said, options_from
 from chronicle.resume.events import Begins, Ended, Loaded, Loading, Logged, Saved
 from chronicle.resume.faults import shield, shielded
 from chronicle.resume.fingerprint import LiveState, collect_optimizers, steppers_of
@@ -42,8 +40,8 @@ class ChronicleCallback(GuardedCallback, TrainerCallback):  # type: ignore[misc]
     """Guard and per-step log of one Trainer. `run`: name or directory of the run; default `CHRONICLE_RUN_DIR`."""
 
     @shielded("setup", wrong_use=(TypeError, ValueError))
-    def __init__(self, run: str | Path | None = None, **options: Any) -> None:
-        self._options = Options(run_dir=run, **options)
+    def __init__(self, run: str | Path | None = None, **said: Unpack[Said]) -> None:
+        self._options = options_from(run, said)
         self._session: GuardSession | None = None
         self._parts: dict[str, Any] = {}
         self._waits_for_generators = False
@@ -141,7 +139,7 @@ class ChronicleCallback(GuardedCallback, TrainerCallback):  # type: ignore[misc]
             self._trainer = None
         self.session.hear(Ended())
 
-    # ---- the first batch in words, and the last ones before a loss that is not finite ----------------------------
+    # ---- the first batch in words ------------------------------------------------------------------------------------
 
     def _prepare_words(self, trainer: Any) -> None:
         """What the Trainer knows beside the batch; its batches are seen in `training_step`, before anything is taken out."""
@@ -163,69 +161,28 @@ class ChronicleCallback(GuardedCallback, TrainerCallback):  # type: ignore[misc]
     def _step_seen(self, original: Any) -> Any:
         record = self.session.faults.record
 
-        def see(inputs: Any) -> Any:
+        def see(inputs: Any) -> None:
             if not isinstance(inputs, Mapping):
-                return None
+                return
             self.session.first_batch.see((), inputs)
             if "input_ids" in inputs:
                 self.session.first_batch.knows(reads_trainer=True)
-            return self._keep_frame(inputs)
 
         def tell() -> None:  # a batch that the model cannot take: what is wrong with it is known
             self.session.first_batch.tell(self._observe(), self._parts["state"].global_step)
 
         sees = shield(see, lambda problem: record("batch", problem))
         tells = shield(tell, lambda problem: record("first batch in words", problem))
-        looks = shield(self._look_at_loss, lambda problem: record("loss", problem))
 
         def training_step(model: Any, inputs: Any, *args: Any, **kwargs: Any) -> Any:
-            frame = sees(inputs)
+            sees(inputs)
             try:
-                loss = original(model, inputs, *args, **kwargs)
+                return original(model, inputs, *args, **kwargs)
             except Exception:
                 tells()
                 raise
-            looks(frame, loss)
-            return loss
 
         return training_step
-
-    def _keep_frame(self, inputs: Mapping[str, Any]) -> dict[str, Any]:
-        """What is kept of a micro-batch: small samples on its device. `loss` is added when it is known."""
-        if self.session.frames.written is not None:
-            return {}
-        samples = samples_of(inputs)
-        heads = inputs["input_ids"][:3, :48].clone() if getattr(inputs.get("input_ids"), "ndim", 0) == 2 else None
-        step, first_batch = self._parts["state"].global_step + 1, self.session.first_batch
-        frame: dict[str, Any] = {"step": step}
-
-        def read() -> dict[str, Any]:
-            loss = float(frame["loss"]) if "loss" in frame else None
-            text = heads_of(heads, first_batch)
-            return {"step": step, "digest": f"{digest_of(samples):016x}", "loss": loss, **({"heads": text} if text else {})}
-
-        self.session.frames.add(read)
-        return frame
-
-    def _look_at_loss(self, frame: dict[str, Any] | None, loss: Any) -> None:
-        """The Trainer itself reads every loss where it filters NaN from its log; else only a loss on the CPU is read."""
-        if not frame or not hasattr(loss, "isfinite"):
-            return
-        frame["loss"] = loss.detach()
-        cheap = loss.device.type == "cpu" or self._parts["args"].logging_nan_inf_filter
-        if cheap and not bool(loss.isfinite().all()):
-            self._tell_not_finite(frame["step"], "the loss")
-
-    def _tell_not_finite(self, step: int, what: str) -> None:
-        """Once per launch: write the last frames, and say where they are. `step`: the one that is being taken."""
-        session = self.session
-        path = session.frames.keep(f"{what} is not finite")
-        if path is None:
-            return
-        text = f"{what} is not finite in step {step} on rank {session.ranks.rank}: the last batches are in `{path}`"
-        if self._parts["args"].logging_nan_inf_filter:
-            text += "; the Trainer's log shows the mean of earlier losses instead (logging_nan_inf_filter)"
-        session.journal.tell("loss-not-finite", text, step=step, said=text, from_any_rank=True)
 
     def _observe(self) -> LiveState:
         args, state = self._parts["args"], self._parts["state"]
@@ -252,7 +209,7 @@ class ChronicleCallback(GuardedCallback, TrainerCallback):  # type: ignore[misc]
             reading=loader,
             feed=self._parts.get("train_dataloader"),
             scaler=getattr(optimizer, "scaler", None),  # of Accelerate's wrapper
-            arguments={**_arguments(args), **self._kind},
+            arguments={**(vars(args) if hasattr(args, "__dict__") else {}), **self._kind},
         )
 
 
@@ -273,20 +230,6 @@ def begins(trainer: Any, *_: Any, **__: Any) -> None:
     for callback in trainer.callback_handler.callbacks:
         if isinstance(callback, ChronicleCallback):
             callback.belongs_to(trainer)
-
-
-# Arguments that shape what is learned, or its order. All others are compared elsewhere, or shape logs, files and speed.
-SHAPING = re.compile(
-    r"smooth|grad_norm|neftune|loss|beta$|margin|temperature|gamma|^epsilon|^bf16|^fp16|^tf32|reward|generations|iterations|max_.*length"
-    r"|pack|padding|truncat|mask|completion|assistant|template|eos|seed$|drop_last|group_by|sampling_strategy|average_tokens"
-)
-NOT_SHAPING = re.compile(r"eval|prediction|logging|adam|optim|hub|save|_scheduler|timeout|vllm|use_cpu|log_")
-
-
-def _arguments(args: Any) -> dict[str, Any]:
-    """Those of the training arguments that shape loss, gradient or the order of the data."""
-    values = vars(args) if hasattr(args, "__dict__") else {}
-    return {name: value for name, value in values.items() if SHAPING.search(name) and not NOT_SHAPING.search(name)}
 
 
 def _sharding(args: Any) -> str:

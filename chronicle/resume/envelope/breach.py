@@ -27,7 +27,6 @@ class BreachKind(StrEnum):
 
 # A checkpoint saved in this state is spoilt: it is marked, and no rollback goes to it.
 SPOILT = frozenset((BreachKind.POISONED, BreachKind.REPLICAS))
-NOT_FINITE = frozenset((BreachKind.POISONED, BreachKind.GRADIENTS))  # the last batches are kept
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -4,7 +4,6 @@ It looks at the first three steps of every optimizer, and then as often as half 
 every `MOST_STEPS`. What it finds is told by `BreachLog`. When it fails itself, it says so once and stays out of the way.
 """
 
-import math
 import time
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -20,10 +19,9 @@ from chronicle.resume.envelope.samples import (
     Snapshot,
     are_replicas,
     differing_ranks,
-    part_of,
     say_difference,
 )
-from chronicle.resume.envelope.structure import PlannedLr, Structure, broken_promises
+from chronicle.resume.envelope.structure import Structure
 from chronicle.resume.events import Ended, Loaded, StepBegins
 from chronicle.resume.fingerprint import LiveState, groups_of, held_by
 from chronicle.resume.hub import Observer
@@ -32,7 +30,6 @@ from chronicle.resume.training import Training
 
 SHARE = 0.005  # of the time may be spent on looks
 MOST_STEPS = 50  # without a look
-STILL_LOOKS = (2, 6)  # steps without any movement of the one element that is read, after which all is looked at
 Share = Callable[[str, str, Callable[[Sequence[RankDigest]], None]], None]
 
 
@@ -56,46 +53,11 @@ class _Pace:
             self.wait = MOST_STEPS if per_step <= 0 else min(MOST_STEPS, int((ended - begun) / (share * per_step)))
 
 
-class _Pulse:
-    """One element of one weight on the CPU, and of its gradient, which are read before every step of its optimizer."""
-
-    def __init__(self, optimizer: Any, weight: Any, part: Any) -> None:
-        self._optimizer, self._weight, self.part = weakref.ref(optimizer), weakref.ref(weight), part
-        self._value, self._unmoved = 0.0, 0  # what it was, and for how many steps
-        self._is_bad = False  # its gradient was not finite at the last step
-
-    def is_of(self, optimizer: Any, weight: Any) -> bool:
-        """Whether it is an element of this weight."""
-        return self._optimizer() is optimizer and self._weight() is weight
-
-    def beats(self) -> bool:
-        """Whether it is a number: NaN spreads to all weights in a step."""
-        return not math.isnan(self.part.item())
-
-    def stands_still(self, optimizer: Any) -> bool:
-        """Whether it has not moved for some steps of its optimizer: asked for two looks, and then no more."""
-        if self._optimizer() is not optimizer:
-            return False
-        value = self.part.item()
-        self._unmoved = self._unmoved + 1 if value == self._value else 0
-        self._value = value
-        return self._unmoved in STILL_LOOKS
-
-    def is_bad(self, optimizer: Any) -> tuple[bool, bool]:
-        """Whether its gradient at this step is not finite, and whether that is new."""
-        weight = self._weight()
-        if weight is None or weight.grad is None or self._optimizer() is not optimizer:
-            return False, False
-        part = part_of(weight.grad, 1)
-        was, self._is_bad = self._is_bad, part is not None and not math.isfinite(part.item())
-        return self._is_bad, self._is_bad and not was
-
-
 class Envelope(Observer):
     """The flight envelope of one process.
 
-    `share(topic, value, write)` brings one value of every rank to the main process without waiting. `lr_is_ours()`: the
-    guard itself sets the LR. `way_out(breach)`: the line to type.
+    `share(topic, value, write)` brings one value of every rank to the main process without waiting. `way_out(breach)`: the
+    line to type.
     """
 
     about = "envelope"
@@ -105,23 +67,20 @@ class Envelope(Observer):
         training: Training,
         *,
         share: Share,
-        lr_is_ours: Callable[[], bool],
         way_out: Callable[[Breach], str],
     ) -> None:
         self._observe, self._ranks, self._contained = training.observe, training.ranks, training.contained
         self._step: Callable[[], int | None] = lambda: training.step
-        self._share, self._lr_is_ours = share, lr_is_ours
+        self._share = share
         self.log = BreachLog(training.journal, way_out)
         self._later = DelayedReads()
         self._motion = Motion(self.log.tell, self._later)
         self._promises = Promises(self.log.tell, self._later, self._owned, self._is_scaled, self.failed)
-        self._plan = PlannedLr()
         self._structure: Structure | None = None
         self._names: dict[int, str] = {}
         self._live: LiveState | None = None
         self._paces: weakref.WeakKeyDictionary[Any, _Pace] = weakref.WeakKeyDictionary()
         self._stepping: weakref.WeakSet[Any] = weakref.WeakSet()  # every optimizer of the process that has stepped
-        self._pulse: _Pulse | None = None
         self._sound: int | None = None  # the last step after which the weights were seen to be finite
         self._rearm: weakref.WeakSet[Any] = weakref.WeakSet()  # optimizers that have had no window since the last save
         self._replicas: Replicas | None = None
@@ -149,7 +108,7 @@ class Envelope(Observer):
         self._promises.end()
         self._structure, self._live, self._replicas, self._counting = None, None, None, None
         self._paces.clear()
-        self._plan, self._pulse, self._sound = PlannedLr(), None, None
+        self._sound = None
         for kind in (BreachKind.POISONED, BreachKind.REPLICAS):
             self.log.healed(kind)
 
@@ -194,19 +153,12 @@ class Envelope(Observer):
             self._begin_counting(key)
         if self._later.waiting:
             self._later.run()
-        if self._pulse is not None and not self._pulse.beats() and BreachKind.POISONED not in self.log.told:
-            step = self._step()
-            self._look_at_weights(self._begin(), None if step is None else step - 1)
-            self._pulse = None
         if self._promises.windows and not is_engine:
             self._promises.before_step(key, self._step(), self._declared(self._begin()))
-        is_due = pace.steps >= pace.wait or key in self._rearm or self._doubts(key)
-        if is_due or (self._pulse is not None and self._pulse.stands_still(key)):
+        if pace.steps >= pace.wait or key in self._rearm or self._doubts(key):
             self._look(key, pace, is_engine)
             return
         pace.steps += 1
-        if not is_engine and self._plan.strays(key) and not self._lr_is_ours():
-            self._look_at_lr(key)
 
     def _look(self, key: Any, pace: _Pace, is_engine: bool) -> None:
         begun = time.perf_counter()
@@ -220,7 +172,6 @@ class Envelope(Observer):
         if pace.looks == 0 and not is_engine:
             self._look_for_orphans(key, live)
         self._motion.open(key, groups, self._names, step)
-        self._feel_pulse(key, params)
         self._look_at_structure()
         if not is_engine:
             if pace.looks == 0 or key in self._rearm:
@@ -228,8 +179,6 @@ class Envelope(Observer):
             if self._structure is not None and self._structure.has_new_parameters():
                 self._names = {id(p): name for model in live.models for name, p in model.named_parameters()}
                 self._look_for_orphans(key, live)
-            if not self._lr_is_ours():
-                self._look_at_lr(key)
         self._rearm.discard(key)
         pace.looked(begun, time.perf_counter(), self.share_of_time)
 
@@ -240,8 +189,6 @@ class Envelope(Observer):
         self._live = live = self._observe()
         self._names = {id(p): name for model in live.models for name, p in model.named_parameters()}
         self._structure = Structure(live.models)
-        for kind, words in broken_promises(live.models):
-            self._tell(kind, words)
         return live
 
     def _is_ours(self, key: Any, is_engine: bool) -> bool:
@@ -286,35 +233,12 @@ class Envelope(Observer):
             self._tell(BreachKind.ORPHANS, words)
 
     def _doubts(self, key: Any) -> bool:
-        """Whether the gradient at this step may not be finite: by one element of it, or by the last look."""
-        if BreachKind.GRADIENTS in self.log.told:
-            return False
-        is_bad, is_new = (False, False) if self._pulse is None else self._pulse.is_bad(key)
-        if is_new and (step := self._step()) is not None:
-            self._motion.was_fine(key, step - 1)
-        return is_bad or self._motion.doubts(key)
-
-    def _feel_pulse(self, key: Any, params: Sequence[Any]) -> None:
-        held = [p for p in params if p.requires_grad and p.grad is not None and p.numel()]
-        if not held and self._pulse is not None:
-            return  # a step without any gradient: the element is that of before
-        part = part_of(held[-1], 1) if held and held[-1].device.type == "cpu" else None
-        if part is None or BreachKind.POISONED in self.log.told:
-            self._pulse = None
-        elif self._pulse is not None and self._pulse.is_of(key, held[-1]):
-            self._pulse.part = part
-        else:
-            self._pulse = _Pulse(key, held[-1], part)
+        """Whether the gradient at this step may not be finite: at the last look it was not."""
+        return BreachKind.GRADIENTS not in self.log.told and self._motion.doubts(key)
 
     def _look_at_structure(self) -> None:
         for kind, words in self._structure.changes() if self._structure else ():
             self._tell(kind, words)
-
-    def _look_at_lr(self, optimizer: Any) -> None:
-        step = self._step()
-        found = self._plan.look(optimizer, [bound.scheduler for bound in self._begin().schedulers], step)
-        if found is not None:
-            self.log.tell(Breach(kind=BreachKind.LR, step=found[0], words=found[1], seen=step))
 
     def _look_at_weights(self, live: LiveState, step: int | None) -> None:
         """NaN in any weight that is trained, or in its moments, after `step`."""

@@ -96,12 +96,6 @@ class Motion:
         known = self._watched.get(key)
         return known is not None and known.bad > 0
 
-    def was_fine(self, key: Any, step: int | None) -> None:
-        """The gradient was finite at this step, as far as one element shows it."""
-        known = self._watched.get(key)
-        if known is not None and known.bad == 0:
-            known.fine_at = step
-
     def forget(self) -> None:
         """A state was loaded: samples from before it say nothing."""
         self._watched.clear()
@@ -154,7 +148,8 @@ class Motion:
             more = f" and {len(poisoned) - 1} more" if len(poisoned) > 1 else ""
             cause = f"; the gradient of `{bad[0]}` was not finite" if bad else ""
             words = f"`{name}`{more} holds NaN or infinity{cause}"
-            self._tell(Breach(kind=BreachKind.POISONED, step=look.step, words=words, seen=now))
+            low = look.step if poisoned[0][1] else None  # then it was well when the look began
+            self._tell(Breach(kind=BreachKind.POISONED, step=now, words=words, seen=now, low=low))
             return
         if not bad:
             known.bad = 0

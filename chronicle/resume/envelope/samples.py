@@ -10,6 +10,7 @@ through the process group's key-value store, as at a save; no collective is adde
 import functools
 import hashlib
 import math
+import sys
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
@@ -93,6 +94,12 @@ class Snapshot:
     def bytes(self) -> bytes:
         """All samples as bytes, for a digest; waits for what has not arrived."""
         return b"".join(self._copies[device].bytes() for device in sorted(self._copies, key=str))
+
+
+def is_captured() -> bool:
+    """Whether a CUDA graph is being captured: nothing may be read from the device then, and no generator."""
+    torch = sys.modules["torch"]
+    return bool(torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing())
 
 
 class SampleCopy:

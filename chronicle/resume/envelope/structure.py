@@ -1,16 +1,12 @@
-"""What a launch begins with and keeps: tied weights, training modes, dtypes, and an LR that is the scheduler's.
+"""What a launch begins with and keeps: tied weights, training modes, dtypes.
 
 Recorded right before the first step, compared at every look by identity and flags: no tensor is read.
 """
 
-import math
-from collections import defaultdict
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from chronicle.resume.envelope.breach import BreachKind
-from chronicle.resume.envelope.motion import lr_of
 
 StructureBreach = tuple[BreachKind, str]
 
@@ -114,76 +110,3 @@ def _plain(dtype: Any) -> str:
     return str(dtype).removeprefix("torch.")
 
 
-def broken_promises(models: Sequence[Any]) -> Iterator[StructureBreach]:
-    """What the models say of themselves and is not so at the first step: tied embeddings."""
-    for wrapped in models:
-        model = getattr(wrapped, "module", wrapped)
-        if not hasattr(model, "peft_config"):
-            yield from _untied_embeddings(model)
-
-
-def _untied_embeddings(model: Any) -> Iterator[StructureBreach]:
-    config, inputs = getattr(model, "config", None), getattr(model, "get_input_embeddings", None)
-    outputs = getattr(model, "get_output_embeddings", None)
-    if getattr(config, "tie_word_embeddings", False) is not True or inputs is None or outputs is None:
-        return
-    first, last = getattr(inputs(), "weight", None), getattr(outputs(), "weight", None)
-    if first is None or last is None or first is last or first.shape != last.shape or _same_storage(first, last):
-        return
-    yield BreachKind.UNTIED, "the configuration says `tie_word_embeddings`, but input and output embeddings are two tensors"
-
-
-# ---- the LR in use ---------------------------------------------------------------------------------------------------
-
-MATCHED, DIFFERENT = 3, 2  # looks
-
-
-@dataclass(slots=True)
-class _Plan:
-    """What is known of the LR of one optimizer."""
-
-    matched: int = 0  # looks at which it was its scheduler's
-    different: int = 0  # looks since then at which it was not
-    since: int | None = None  # the step of the first of these
-    scheduler: Any = None  # its only one, whose LR it has used so far
-    by_hand: bool = False  # a script that sets LRs by hand as well is not accused
-
-
-class PlannedLr:
-    """The LR of every group against what its only scheduler set last, over the whole launch."""
-
-    def __init__(self) -> None:
-        self._plans: dict[int, _Plan] = defaultdict(_Plan)
-
-    def strays(self, optimizer: Any) -> bool:
-        """Whether the LR of an optimizer that used its scheduler's is another one now. Cheap enough for every step."""
-        plan = self._plans[id(optimizer)]
-        planned = getattr(plan.scheduler, "_last_lr", None)
-        if planned is None:
-            return False
-        return bool(plan.different) or [group.get("lr") for group in optimizer.param_groups] != planned
-
-    def look(self, optimizer: Any, schedulers: Sequence[Any], step: int | None) -> tuple[int | None, str] | None:
-        """Since which step this optimizer's LR is not its scheduler's, and how it differs."""
-        own = [s for s in schedulers if getattr(s, "optimizer", None) is optimizer]
-        planned = list(getattr(own[0], "_last_lr", None) or ()) if len(own) == 1 else []
-        used = [lr_of(group) for group in optimizer.param_groups]
-        if len(planned) != len(used) or None in used or not all(isinstance(lr, int | float) for lr in planned):
-            return None
-        plan = self._plans[id(optimizer)]
-        pairs = zip(used, planned, strict=True)
-        wrong = [(a, b) for a, b in pairs if not math.isclose(a or 0.0, b, rel_tol=1e-6, abs_tol=1e-18)]
-        if not wrong:
-            plan.matched, plan.different = plan.matched + 1, 0
-            if plan.matched >= MATCHED and not plan.by_hand and used == planned:  # numbers, and no tensor
-                plan.scheduler = own[0]
-            return None
-        plan.by_hand = plan.by_hand or plan.matched < MATCHED
-        if plan.by_hand:
-            return None
-        plan.since = step if plan.different == 0 else plan.since
-        plan.different += 1
-        if plan.different < DIFFERENT:
-            return None
-        plan.scheduler = None
-        return plan.since, f"LR {wrong[0][0]:.6g} is used, its scheduler set {wrong[0][1]:.6g}"

@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from chronicle.credentials import holds_secret, looks_secret
-from chronicle.resume.ring import facts_path
+from chronicle.prints.ring import facts_path
 from rollback.disk.durable import write_atomic
 
 VERSION = 2

@@ -23,8 +23,8 @@ from functools import partial
 from typing import Any
 
 from chronicle.journal.events import Incident
+from chronicle.prints.checksums import checksum
 from chronicle.resume.batches import tensors_of
-from chronicle.resume.checksums import checksum
 from chronicle.resume.configuration import unwrapped
 from chronicle.resume.events import BatchEntered, Ended, GradientReady, Loaded
 from chronicle.resume.faults import shield

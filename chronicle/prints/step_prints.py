@@ -1,6 +1,6 @@
 """Step prints of one rank: a few bytes that identify every optimizer step, for a replay or a relaunch to be compared with.
 
-A print (`chronicle/resume/ring.py` lists its fields) is put together while a step is taken:
+A print (`chronicle/prints/ring.py` lists its fields) is put together while a step is taken:
 
     first micro-batch enters    the global generators
     every micro-batch           a checksum of all that is in it, and of the batch of the loader that it came from
@@ -32,15 +32,15 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from chronicle.metrics.log import heard
+from chronicle.prints.checksums import contents_of, global_generators
+from chronicle.prints.launch_facts import add_sources, write_facts
+from chronicle.prints.ring import NOTHING, Print, RingWriter, SeenParts, ring_path
 from chronicle.resume.batches import keep_yielded
-from chronicle.resume.checksums import contents_of, global_generators
 from chronicle.resume.contract import launch_number
-from chronicle.resume.envelope.samples import Snapshot, digest_of
-from chronicle.resume.events import BatchEntered, Ended, Gradient, GradientReady, Inputs, Loaded, Saved, StepBegins
+from chronicle.resume.envelope.samples import Snapshot, digest_of, is_captured
+from chronicle.resume.events import BatchEntered, Ended, Gradient, GradientReady, Loaded, Saved, StepBegins
 from chronicle.resume.faults import shield
 from chronicle.resume.hub import RESTS, Observer, Rest
-from chronicle.resume.launch_facts import add_sources, write_facts
-from chronicle.resume.ring import NOTHING, Print, RingWriter, SeenParts, ring_path
 from chronicle.resume.training import Training
 from rollback.channels import Role, find_channel
 
@@ -167,7 +167,7 @@ class StepPrints(Observer):
         """The step before is over, unless the batch enters inside of one."""
         if self._launch_dir is None:
             return RESTS
-        if event.kind is Inputs.PASS:
+        if not event.is_batch:
             return None
         step = self._now if self._inside and self._now is not None else self._coming
         is_coming = step is self._coming
@@ -394,12 +394,6 @@ def _chosen(things: Sequence[Any], step: int) -> list[Any]:
         return list(things)
     first = step * TENSORS % len(things)
     return [things[(first + i) % len(things)] for i in range(TENSORS)]
-
-
-def is_captured() -> bool:
-    """Whether a CUDA graph is being captured: nothing may be read from the device then, and no generator."""
-    torch = sys.modules["torch"]
-    return bool(torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing())
 
 
 def _finish(reference: "weakref.ref[StepPrints]") -> None:
