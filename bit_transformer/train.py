@@ -99,10 +99,10 @@ def train(recipe: Recipe, checkpoints: Path, resume: str, *, stop_at: int | None
         learning_rate = run.learning_rate
         step = take_step(run, batch, tally, stop_asked)
         if not step.finite:
-            log.keep_frames(batch, step)
+            log.took(batch)
             raise NonFiniteGradients(
                 f"gradients of step {progress.step + 1} are not finite (grad_norm {step.grad_norm})",
-                "roll back with `chronicle rollback`; `non_finite.json` in the launch directory holds the last steps")
+                "roll back with `chronicle rollback`; the last line of `samples.jsonl` in the launch directory names the batch")
         progress.step += 1
         last = step.stop or progress.step in (stop_at, total_steps)
         values = log.step(progress, step, learning_rate=learning_rate, batch=batch, seconds=time.perf_counter() - started)

@@ -26,7 +26,6 @@ from bit_transformer.evaluation.held_out import (
 from bit_transformer.model.conversion import GROWTH_WARMUP_STEPS
 from bit_transformer.model.transformer import BitTransformer
 from bit_transformer.recipes import Recipe
-from bit_transformer.training.last_frames import LastFrames
 from bit_transformer.training.setup import TrainingData, TrainingRun, measure_sizes
 from bit_transformer.training.state import StepResult, TrainingProgress
 from chronicle.data.usage import write_start
@@ -53,7 +52,6 @@ class LaunchLog:
         self._directory = Path(launch_dir) if launch_dir and is_main else None
         self._metrics: MetricsWriter | None = None  # from `start` on
         self._samples: TextIO | None = None
-        self._frames = LastFrames(self._directory)
         self._is_first = True  # no step has been reported
         self._symbol, self._coin_flip = ("bit", 9.0) if recipe.model.vocab == 2 else ("byte", 8.0)
 
@@ -91,10 +89,7 @@ class LaunchLog:
         total = sum(step.source_rows.values())
         values |= {f"loss/{name}": loss for name, loss in step.source_losses.items()}
         values |= {f"ratio/{name}": rows / total for name, rows in step.source_rows.items()}
-        if self._samples:  # two launches with equal digests provably saw the same data
-            self._samples.write(f'{{"step":{progress.step},"digest":"{batch.digest}"}}\n')
-        frame = {"step": progress.step, "digest": batch.digest, **values}
-        self._frames.add(lambda: frame)
+        self.took(batch)
         if self._is_first or progress.step % self._recipe.log_every == 0:
             self._say(f"step {progress.step}/{self._recipe.schedule.total_steps} | loss {step.loss:.4f} nats/{self._symbol} "
                       f"({bpb:.2f} bits/byte, coin flip {self._coin_flip:.1f}) | "
@@ -119,11 +114,10 @@ class LaunchLog:
         """Print that a checkpoint is on disk."""
         self._say(f"saved checkpoint of step {progress.step}: {path}")
 
-    def keep_frames(self, batch: Batch, step: StepResult) -> None:
-        """Write the last steps before a non-finite gradient beside the metrics."""
-        frame = {"step": batch.step + 1, "digest": batch.digest, "loss": step.loss, "grad_norm": step.grad_norm}
-        self._frames.add(lambda: frame)
-        self._frames.keep("the gradient is not finite")
+    def took(self, batch: Batch) -> None:
+        """Write the digest of a step's batch, also of one whose gradient is not finite: equal digests are the same data."""
+        if self._samples:
+            self._samples.write(f'{{"step":{batch.step + 1},"digest":"{batch.digest}"}}\n')
 
     def gate(self, progress: TrainingProgress) -> None:
         """Report that the safety gate has closed, or is open again."""

@@ -1,6 +1,5 @@
 """`chronicle log` lists or draws the journal; `chronicle show` prints one entry."""
 
-import contextlib
 import itertools
 import json as json_module
 import os
@@ -211,7 +210,7 @@ def _changed(entry: Entry, journal: Journal) -> Iterator[str]:
 
 
 def _show_batch(journal: Journal, paths: RunPaths) -> CommandResult:
-    """The newest batch that the guard has told, and the frames that its launch kept before a NaN."""
+    """The newest batch that the guard has told."""
     entry = next(reversed(list(journal.of_kind(EntryKind.GUARD_FIRST_BATCH))), None)
     if entry is None:
         remedy = "an HF Trainer tells it by itself; elsewhere hand over the tokenizer: guard(…, tokenizer=)"
@@ -221,21 +220,7 @@ def _show_batch(journal: Journal, paths: RunPaths) -> CommandResult:
     lines = [f"{launch}step {entry.step} · {format_when(entry.ts)} · {plain(entry.id[-8:])}"]
     lines += plain_block(seen.text).split("\n")
     lines += [f"{plain(name).replace('_', ' ')}  {plain(value)}" for name, value in seen.revisions.items()]
-    frames = _kept_frames(paths, entry.launch)
-    for name, rows in frames.items():
-        lines += ["", f"the last batches before a NaN ({plain(name)})"]
-        lines += [f"  step {plain(row.get('step'))}  loss {plain(row.get('loss'))}  {plain(row.get('digest'))}" for row in rows]
-    return CommandResult(text="\n".join(lines), data={"entry": json_module.loads(entry.to_json()), "frames": frames})
-
-
-def _kept_frames(paths: RunPaths, launch: int | None) -> dict[str, list[dict[str, Any]]]:
-    """File name -> frames, one file for each rank whose loss stopped being finite."""
-    found: dict[str, list[dict[str, Any]]] = {}
-    for path in sorted(paths.launch_dir(launch).glob("non_finite*.json")) if launch is not None else ():
-        with contextlib.suppress(OSError, ValueError):
-            rows = json_module.loads(path.read_text(encoding="utf-8"))
-            found[path.name] = [row for row in rows if isinstance(row, dict)]
-    return found
+    return CommandResult(text="\n".join(lines), data={"entry": json_module.loads(entry.to_json())})
 
 
 def _entry_lines(entry: Entry, related: list[Entry], journal: Journal) -> Iterator[str]:

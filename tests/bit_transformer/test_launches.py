@@ -137,22 +137,23 @@ def test_sigterm_finishes_the_step_saves_and_ends(tmp_path: Path) -> None:
     assert (tmp_path / f"checkpoints/opt_step-{stopped}/chronicle-manifest.json").is_file()
 
 
-def test_non_finite_gradients_stop_both_ranks_and_keep_the_last_frames(tmp_path: Path) -> None:
-    """An LR that blows the weights up: every rank ends, one sentence, the frames before it lie beside the metrics."""
+def test_non_finite_gradients_stop_both_ranks_and_their_batch_is_on_record(tmp_path: Path) -> None:
+    """An LR that blows the weights up: every rank ends, one sentence, and the batch of that step has its digest."""
     done = run_jobs([job(tmp_path, "total_steps=40", "optimizer.lr=1e25", "warmup_steps=0")], num_processes=2, check=False)
     assert done.returncode != 0
     assert done.stderr.count("error: gradients of step") == 2 and "NonFiniteGradients" not in done.stderr
-    frames = json.loads((tmp_path / "launch/non_finite.json").read_text())
-    assert [frame["step"] for frame in frames] == list(range(1, len(frames) + 1)) and len(frames) >= 2
+    taken = [line["step"] for line in read_lines(tmp_path / "launch/samples.jsonl")]
+    logged = [line["step"] for line in read_lines(tmp_path / "launch/metrics.jsonl")]
+    assert taken == [*logged, len(taken)] and len(taken) >= 2
     assert not list((tmp_path / "checkpoints").glob("*"))
 
 
 def test_nan_on_one_rank_of_two_stops_both_at_the_same_step(tmp_path: Path) -> None:
-    """Planted on rank 1 at step 5: both say so, both end, four good frames and the bad one are kept, nothing is saved."""
+    """Planted on rank 1 at step 5: both say so, both end, the bad step's batch is on record, nothing is saved."""
     done = run_jobs([job(tmp_path, "total_steps=8", nan=(1, 5))], num_processes=2, check=False)
     assert done.returncode != 0
     assert done.stderr.count("error: gradients of step 5 are not finite (grad_norm nan)") == 2
-    frames = json.loads((tmp_path / "launch/non_finite.json").read_text())
-    assert [frame["step"] for frame in frames] == [1, 2, 3, 4, 5] and len({frame["digest"] for frame in frames}) == 5
+    taken = read_lines(tmp_path / "launch/samples.jsonl")
+    assert [line["step"] for line in taken] == [1, 2, 3, 4, 5] and len({line["digest"] for line in taken}) == 5
     assert [line["step"] for line in read_lines(tmp_path / "launch/metrics.jsonl")] == [1, 2, 3, 4]
     assert not list((tmp_path / "checkpoints").glob("*"))
