@@ -39,6 +39,7 @@ from chronicle.resume.rehearsal import Asked
 from rollback.checkpoint.below import saved_in
 from rollback.checkpoint.layout import Checkpoint
 from rollback.checks.leaves import Leaves, Value, read_leaves
+from rollback.disk.content import MAX_POINTER_BYTES
 
 KILL = "SIGKILL"
 DATA_STEPS = 2  # after k, with `--only data`
@@ -178,7 +179,7 @@ def _ended(asked: Rehearsal, place: Place, say: Say) -> Played:
 
 
 def _target(asked: Rehearsal, place: Place, ended: Played) -> tuple[Checkpoint | None, list[Row]]:
-    """The checkpoint that B resumes from. What a fast script saved after it is moved away, as a rollback would."""
+    """The checkpoint that B resumes from: what a pointer names, else the first. What was saved later is moved away."""
     saves = ended.saves
     if saves and asked.signal != KILL:
         return saves[max(saves)], []
@@ -186,13 +187,32 @@ def _target(asked: Rehearsal, place: Place, ended: Played) -> tuple[Checkpoint |
     if not usable:
         text = f"none from step {asked.at} to {asked.to}; {len(ended.listed)} found, of steps {sorted(saves)}: {SAVE_MORE}"
         return None, [Row(Rank.NOT_COMPARED, "checkpoints", text)]
-    later = [one for step, one in saves.items() if step > min(usable)]
+    pointers = read_pointers(place.out)
+    named = [step for step, one in saves.items() if one.path.name in pointers]
+    target = max(named, default=min(usable))
+    if target >= asked.to:
+        text = f"when it was ended, `{pointers[saves[target].path.name]}` named that of step {target}: name a later --to"
+        return None, [Row(Rank.NOT_COMPARED, "checkpoints", text)]
+    later = [one for step, one in saves.items() if step > target]
     for one in later:
         aside = place.scratch / place.name / "later"
         aside.mkdir(exist_ok=True)
         one.path.rename(aside / one.path.name)
     text = f"the script was faster than the signal: {len(later)} later checkpoints were moved away before the resume"
-    return saves[min(usable)], [Row(Rank.NOTE, text)] if later else []
+    return saves[target], [Row(Rank.NOTE, text)] if later else []
+
+
+def read_pointers(out: Path) -> dict[str, str]:
+    """What the links and small text files below a directory name, as `latest` does: name -> the pointer's own name."""
+    found: dict[str, str] = {}
+    for path in sorted(out.rglob("*")):
+        told = ""
+        if path.is_symlink():
+            told = str(path.readlink())
+        elif path.is_file() and path.stat().st_size <= MAX_POINTER_BYTES:
+            told = path.read_bytes().decode("latin-1").strip()
+        found[told.rpartition("/")[2]] = path.name
+    return found
 
 
 SOON = 2  # steps from a signal to the save that answers it

@@ -197,8 +197,12 @@ class _Reader:
         found: dict[str, Value] = {}
         try:
             for keys, value in self._leaves_of(path):
-                if not OURS & set(keys.split(".")):
-                    found[f"{name}: {keys}" if name and keys else name or keys] = value
+                if OURS & set(keys.split(".")):
+                    continue
+                label = f"{name}: {keys}" if name and keys else name or keys
+                while label in found:  # a key 1 and a key "1" have one name
+                    label += "#"
+                found[label] = value
         except (RollbackError, OSError, ValueError, RecursionError) as problem:
             found[name or path.name] = Value(LeafForm.UNREAD, str(problem))
         return found
@@ -273,8 +277,10 @@ class _Reader:
         if isinstance(value, int) and not isinstance(value, bool) and value.bit_length() <= 64:
             return Value(LeafForm.NUMBER, int(value))
         if isinstance(value, Opaque):
-            value = f"an object {value.name}"
-        return Value(LeafForm.TEXT, self._placed(str(value)))
+            return Value(LeafForm.TEXT, f"an object {value.name}")
+        if value is None or isinstance(value, str | int | bytes | bytearray):
+            return Value(LeafForm.TEXT, self._placed(str(value)))
+        return Value(LeafForm.UNREAD, f"a {type(value).__name__}")
 
     def _placed(self, text: str) -> str:
         for place, stands in self.places.items():

@@ -15,7 +15,7 @@ from chronicle.metrics.log import Point
 from chronicle.paths import RunPaths
 from chronicle.rehearse.judge import Rank
 from chronicle.rehearse.launches import Place, Played, _Seen
-from chronicle.rehearse.rehearse import Rehearsal, answer_to_signal, begun, due_after
+from chronicle.rehearse.rehearse import Rehearsal, _target, answer_to_signal, begun, due_after
 from rollback.checkpoint.below import checkpoints_below, saved_in
 from rollback.checkpoint.layout import Checkpoint
 
@@ -80,6 +80,36 @@ def test_a_directory_without_a_file_is_no_save_yet(tmp_path: Path) -> None:
     assert saved_in(tmp_path) == {}
     (tmp_path / "step-00000010" / "lit_model.bin").write_bytes(b"x")
     assert set(saved_in(tmp_path)) == {10}
+
+
+@pytest.mark.parametrize("kind", ["link", "text", ""])
+def test_a_resume_goes_on_from_what_a_pointer_names(tmp_path: Path, kind: str) -> None:
+    """The first save was taken and the newest moved away: `latest` led nowhere, and an exact script began anew."""
+    asked = Rehearsal(command=("x",), at=10, to=20, signal="SIGKILL")
+    place = Place(name="b", scratch=tmp_path)
+    place.prepare()
+    for step in (8, 10, 12):
+        save(place.out / f"ckpt_{step}.pt", step, step)
+    if kind == "link":
+        (place.out / "latest").symlink_to("ckpt_12.pt")
+    if kind == "text":
+        (place.out / "latest").write_text("checkpoints/ckpt_12.pt\n")
+    ended = replace(played((), 15), listed=tuple(checkpoints_below(place.out)))
+    target, rows = _target(asked, place, ended)
+    assert target is not None
+    assert (target.step, len(rows)) == ((12, 0) if kind else (10, 1))
+    assert (place.out / "ckpt_12.pt").exists() is bool(kind)
+
+
+def test_a_pointer_to_the_last_step_leaves_nothing_to_compare(tmp_path: Path) -> None:
+    asked = Rehearsal(command=("x",), at=10, to=20, signal="SIGKILL")
+    place = Place(name="b", scratch=tmp_path)
+    place.prepare()
+    for step in (10, 20):
+        save(place.out / f"ckpt_{step}.pt", step, step)
+    (place.out / "latest").write_text("ckpt_20.pt")
+    target, (row,) = _target(asked, place, replace(played((), 20), listed=tuple(checkpoints_below(place.out))))
+    assert target is None and row.rank is Rank.NOT_COMPARED and "`latest` named that of step 20" in row.text
 
 
 def played(saves: tuple[int, ...], last: int) -> Played:

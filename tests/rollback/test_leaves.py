@@ -137,6 +137,7 @@ HELD = {
     "sparse": lambda k: torch.eye(3).to_sparse() * k,
     "transposed": lambda k: (torch.ones(4, 4) * k).t()[:2],
     "large": lambda k: 2**70 + k,
+    "storage": lambda k: (torch.ones(4) * k).untyped_storage(),
     "nested": lambda k: pickle.dumps({"k": k}),
 }
 
@@ -152,6 +153,14 @@ def test_what_an_object_holds_is_compared_or_said(kind: str, tmp_path: Path) -> 
     differences, unread = compare_leaves(found[0], found[2])
     assert all(name.startswith("held") for name in (*unread, *(one.name for one in differences)))
     assert differences or unread
+
+
+def test_two_keys_of_one_name_are_two_leaves(tmp_path: Path) -> None:
+    found = []
+    for k in (1, 2):
+        torch.save({1: k, "1": 0, "a.b": k, "a": {"b": 0}}, tmp_path / "x.pt")
+        found.append(read(tmp_path / "x.pt", tmp_path))
+    assert [one.name for one in compare_leaves(*found)[0]] == ["1", "a.b"]
 
 
 def test_a_set_has_no_order(tmp_path: Path) -> None:
