@@ -92,7 +92,7 @@ def rehearse(
     last = _last_of(asked.command, entries)
     with hold_lock(scratch.parent / "lock"):
         shutil.rmtree(scratch / "b", ignore_errors=True)
-        say(said_before(scratch, asked.to, last[1].seconds if last else None))
+        say(said_before(scratch, asked.to, last[1].seconds if last else None, is_one=asked.only == "term"))
         try:
             answer = play_rehearsal(asked, scratch, say)
         finally:

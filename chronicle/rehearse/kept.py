@@ -46,12 +46,16 @@ def identity_of(command: Sequence[str], steps: tuple[int, int], cwd: Path, envir
     return hashlib.sha256(repr(facts).encode()).hexdigest()
 
 
-def said_before(scratch: Path, to: int, seconds: float | None) -> str:
-    """What it costs, in one line: starts, steps, time as the last one took; and where."""
-    starts = "2 launches (A and A′ are those of an earlier rehearsal)" if (scratch / PLAYED).exists() else "4 launches"
+def said_before(scratch: Path, to: int, seconds: float | None, *, is_one: bool = False) -> str:
+    """What it costs, in one line: starts, steps, time as the last one took; and where. `is_one`: B alone, up to its end."""
+    starts, steps = "4 launches", 3 * to
+    if is_one:
+        starts, steps = "1 launch", to
+    elif (scratch / PLAYED).exists():
+        starts = "2 launches (A and A′ are those of an earlier rehearsal)"
     time = "" if seconds is None else f", {seconds:.0f} s the last time"
     odd = "" if re.fullmatch(r"[\w./@+-]+", str(scratch)) else ", which options may read as several: --keep DIR names another"
-    return f"rehearsal: {starts}, about {3 * to} steps{time}; below `{scratch}`{odd}"
+    return f"rehearsal: {starts}, about {steps} steps{time}; below `{scratch}`{odd}"
 
 
 def ensure_room(scratch: Path) -> None:

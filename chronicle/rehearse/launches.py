@@ -102,6 +102,7 @@ class Played:
     ended_in: float | None = None  # seconds from our signal to the end
     saved_before: frozenset[int] = frozenset()  # steps of the checkpoints that were there when we sent it
     told_at: int = 0  # the step that was known then
+    last_words: str = ""  # what it printed last, where it failed
 
     @property
     def printed(self) -> list[int]:
@@ -187,9 +188,11 @@ def play(
     played = read_played(place.paths, place.out, seen.launch, ranks)
     if not seen.is_counting_steps:
         played = replace(played, points=())
-    now = time.monotonic()
+    now, last = time.monotonic(), ""
+    if process.returncode > 0 and played.end:
+        last = ": " + seen.last_lines().rpartition(" / ")[2].removeprefix("chronicle:").strip()
     return replace(
-        played, end=played.end or seen.last_lines(), exit_code=process.returncode, seconds=now - began,
+        played, last_words=last, end=played.end or seen.last_lines(), exit_code=process.returncode, seconds=now - began,
         ended_in=None if told is None else now - told, saved_before=saved_before, told_at=told_at,
     )  # fmt: skip
 

@@ -155,7 +155,7 @@ def _undisturbed(asked: Rehearsal, place: Place, say: Say) -> Played:
     say(f"{place.name}, undisturbed: {played.last_step} steps in {played.seconds:.0f} s")
     if played.reached < asked.to:
         raise ChronicleError(
-            f"the undisturbed launch came to step {played.reached} of {asked.to}: {played.end}",
+            f"the undisturbed launch came to step {played.reached} of {asked.to}: {played.end}{played.last_words}",
             "steps are known from a guard or from printed lines; --keep keeps its output, --at and --to name other steps",
         )
     return played

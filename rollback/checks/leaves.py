@@ -277,7 +277,7 @@ class _Reader:
         if isinstance(value, int) and not isinstance(value, bool) and value.bit_length() <= 64:
             return Value(LeafForm.NUMBER, int(value))
         if isinstance(value, Opaque):
-            return Value(LeafForm.TEXT, f"an object {value.name}")
+            return Value(LeafForm.UNREAD if value.args else LeafForm.TEXT, f"an object {value.name}")
         if value is None or isinstance(value, str | int | bytes | bytearray):
             return Value(LeafForm.TEXT, self._placed(str(value)))
         return Value(LeafForm.UNREAD, f"a {type(value).__name__}")

@@ -42,6 +42,7 @@ def test_what_is_needed_is_said_before_and_a_full_disk_is_refused(place: Path, m
     kept.mark_played(place, 1)
     said = kept.said_before(place, 20, None)
     assert "2 launches (A and A′ are those of an earlier rehearsal)" in said and said.endswith("`")
+    assert kept.said_before(place, 20, None, is_one=True).startswith("rehearsal: 1 launch, about 20 steps")
     odd = kept.said_before(place.with_name("Ignite, MNIST"), 20, None)  # Hydra reads such a path as a list of values
     assert odd.endswith("`, which options may read as several: --keep DIR names another")
     monkeypatch.setattr(kept, "bytes_below", lambda folder: 1 << 60)

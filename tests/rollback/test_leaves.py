@@ -155,6 +155,18 @@ def test_what_an_object_holds_is_compared_or_said(kind: str, tmp_path: Path) -> 
     assert differences or unread
 
 
+def test_addresses_in_a_plain_pickle_are_no_difference(tmp_path: Path) -> None:
+    """A tensor in a plain pickle is a stream that holds the address of its storage."""
+    found = []
+    for _ in range(2):
+        held = torch.ones(5)
+        held.note = 1  # type: ignore[attr-defined]
+        (tmp_path / "x.pkl").write_bytes(pickle.dumps({"w": held, "s": held.untyped_storage()}))
+        found.append(read(tmp_path / "x.pkl", tmp_path))
+    differences, unread = compare_leaves(*found)
+    assert differences == [] and unread
+
+
 def test_two_keys_of_one_name_are_two_leaves(tmp_path: Path) -> None:
     found = []
     for k in (1, 2):
