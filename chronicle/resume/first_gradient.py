@@ -12,9 +12,11 @@ the save and this gradient, or where those that moved stood equally in a single 
 the model. Anything else is no finding. Kernels, hardware and orders of summation change the last digits: only a larger
 difference is refused.
 
-What happens inside the step shows at the batch after it. Where gradient and LR were equal, or the gradient cannot be
-reached (an engine takes it away as it comes), the weights must move alike, and averages that the script named must follow
-alike. So the update is kept beside the gradient. Nothing is refused because of it.
+An engine (DeepSpeed) takes gradients away as they come. In this one step hooks sample those of every micro-batch before.
+
+What happens inside the step shows at the batch after it. Where gradient and LR were equal, or the gradient cannot be reached
+(ZeRO-3), the weights must move alike, and averages that the script named must follow alike. So the update is kept beside the
+gradient. Nothing is refused because of it.
 """
 
 import contextlib
@@ -25,11 +27,13 @@ from typing import Any
 
 from chronicle.resume.beside import StateFiles
 from chronicle.resume.checks.check import Check, Outcome, compared, not_compared, noted
+from chronicle.resume.compiled import outside_graphs
 from chronicle.resume.contract import Expectation
 from chronicle.resume.data import DataWatch
 from chronicle.resume.envelope.breach import Breach, BreachKind
-from chronicle.resume.envelope.samples import Snapshot
+from chronicle.resume.envelope.samples import Snapshot, part_of
 from chronicle.resume.events import BatchEntered, GradientReady, Loaded, Saved
+from chronicle.resume.faults import shield
 from chronicle.resume.fingerprint import rng_digests
 from chronicle.resume.hub import Observer
 from chronicle.resume.training import Training
@@ -70,8 +74,14 @@ class FirstGradient(Observer):
         self._looks = self._files.keeps  # at the step that comes
         self._expected: dict[str, Any] | None = None  # the record of the step that is about to be taken, which it should repeat
         self._update: _Update | None = None  # of the step that was taken, until the next batch
+        self._by_hooks = False  # an engine takes the gradients away: they are sampled as they come
+        self._sums: _Sums | None = None
 
     # ---- what happens -------------------------------------------------------------------------------------------
+
+    def come_by_hooks(self) -> None:
+        """An engine takes the gradients away: sample them as they come."""
+        self._by_hooks = True
 
     def saved(self, event: Saved) -> None:
         """The gradient after it is to be kept; in the middle of an accumulation it says nothing."""
@@ -89,6 +99,9 @@ class FirstGradient(Observer):
     def _reset(self, *, wanted: bool) -> None:
         self._state, self._wanted = "", wanted
         self._seen, self._entered = 0, {}
+        if self._sums is not None:
+            self._sums.remove()
+        self._sums = None
         self._looks = self._files.keeps and wanted
 
     def batch_entered(self, event: BatchEntered) -> None:
@@ -107,6 +120,8 @@ class FirstGradient(Observer):
             self._entered = rng_digests()
         except RuntimeError:  # a generator that cannot be read now (a graph is being captured): nothing is compared
             self._state, self._wanted, self._looks = "", False, False
+        if self._by_hooks and self._sums is None:
+            self._sums = _Sums(_params(None, self._models()), self._failed)
 
     def gradient_ready(self, event: GradientReady) -> None:
         """Keep the gradient, or compare it, near a save or a load."""
@@ -135,6 +150,10 @@ class FirstGradient(Observer):
 
     def _averages(self) -> Mapping[str, Any]:
         return self._training.observe().averages
+
+    def _failed(self, problem: Exception) -> None:
+        """A hook of this failed."""
+        self._training.faults.record(self.about, problem)
 
     def _moved_otherwise(self, words: str) -> None:
         """The first step of this launch is another one than in the first pass."""
@@ -177,7 +196,9 @@ class FirstGradient(Observer):
         if getattr(optimizer, "grad_scale", None) is not None or getattr(optimizer, "found_inf", None) is not None:
             return None  # scaled until the step itself
         chosen = _params(optimizer, self._models())
-        rows = Snapshot([p.grad for p in chosen]).rows() if place >= 0 else []  # an engine takes its gradients away
+        rows = [] if self._sums is None else self._sums.rows()
+        if place >= 0:  # an engine takes its gradients away
+            rows = Snapshot([p.grad for p in chosen]).rows()
         are_plain = all(p.device.type == "cpu" and str(p.dtype) == "torch.float32" for p in chosen)
         return {
             "optimizer": place,
@@ -315,6 +336,42 @@ def _judge_update(kept: Mapping[str, Any], update: Mapping[str, Sequence[Any]]) 
             words = f"moved the {what} otherwise than after the save ({_percent(apart)} apart in the median parameter)"
             return f"{words}, although {equal}: the loss, or something inside the step or after it is another"
     return ""
+
+
+class _Sums:
+    """Samples of the gradients of some parameters, added up over the backward passes of a step as they come."""
+
+    def __init__(self, params: Sequence[Any], lost: Callable[[Exception], None]) -> None:
+        self._lost = lost
+        half = any(str(p.dtype) == "torch.float16" for p in params)  # multiplied by a loss scale that may be another one
+        known = params if not half and not any(hasattr(p, "ds_id") for p in params) else ()  # ZeRO-3 gathers its shards
+        self._found: list[Any] = [None] * len(known)
+        self._handles = [p.register_hook(self._hook(place)) for place, p in enumerate(known) if p.is_leaf]
+
+    def _hook(self, place: int) -> Any:
+        def see(gradient: Any) -> None:
+            part = part_of(gradient)
+            if part is not None:
+                before = self._found[place]
+                self._found[place] = part.clone() if before is None else before + part
+
+        def lose(problem: Exception) -> None:
+            self.remove()
+            self._found = [None] * len(self._found)
+            self._lost(problem)
+
+        hook = outside_graphs(shield(see, lose))
+        hook.__torch_unserializable__ = True  # type: ignore[attr-defined]  # no warning when the model is saved whole
+        return hook
+
+    def rows(self) -> list[Any]:
+        """One row a parameter, as of a gradient that is there; nothing where none can come."""
+        return Snapshot(self._found).rows()
+
+    def remove(self) -> None:
+        """Take the hooks away."""
+        for handle in self._handles:
+            handle.remove()
 
 
 def _averaged(averages: Mapping[str, Any]) -> list[Any]:

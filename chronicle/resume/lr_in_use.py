@@ -147,12 +147,13 @@ class LrWatch(Observer):
         self.tripwire: LrTripwire | None = None
         self._schedulers: tuple[Any, ...] = ()
         self._num_planned = 0  # steps whose LR was the one that the schedulers set last
+        self._is_by_hand = False
 
     def loaded(self, event: Loaded) -> None:
         """The next optimizer step is a first one: what was foretold before it no longer holds."""
         self.recent.clear()
         self.witness, self.tripwire = self.witness.predict(()), None
-        self._num_planned = 0
+        self._num_planned, self._is_by_hand = 0, False
 
     def arm(self, tripwire: LrTripwire | None) -> None:
         """From the next step on the LRs are held to this; None: to nothing."""
@@ -192,11 +193,12 @@ class LrWatch(Observer):
         for one in self._schedulers:
             known += getattr(one, "_last_lr", None) or ()
         planned = tuple(known)
-        if not planned or len(planned) != len(event.lrs):
+        if self._is_by_hand or not planned or len(planned) != len(event.lrs):
             return RESTS
         if planned == event.lrs or _same(planned, event.lrs):
             self._num_planned += 1
             return None
+        self._is_by_hand = True
         if self._num_planned >= NUM_CONFIRM:
             used, own = next((a, b) for a, b in zip(event.lrs, planned, strict=True) if not _same((a,), (b,)))
             words = f"LR {used:.6g} is used, its scheduler set {own:.6g}"

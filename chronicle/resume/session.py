@@ -97,6 +97,7 @@ class GuardSession(Parts):
     def steps_by_engine(self) -> None:
         """Steps are announced by a DeepSpeed engine, which takes the gradients away."""
         self.engine_steps = True
+        self.first_gradient.come_by_hooks()
 
     def retire(self) -> None:
         """The guard could not be set up completely, or another session took over: it does nothing more in this launch."""

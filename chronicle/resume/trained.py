@@ -144,7 +144,7 @@ def _facts_of(live: LiveState) -> Iterator[Fact]:
     yield from model_facts(live.models)
     yield from feed_facts(live.feed)
     for name, one in live.arguments.items():
-        if OBJECTIVE.search(name) and (plain := plain_value(one)) is not SKIPPED:
+        if OBJECTIVE.search(name) and not ELSEWHERE.search(name) and (plain := plain_value(one)) is not SKIPPED:
             yield "trainer", name, plain
     for name, average in live.averages.items():
         for key, number in average_numbers(average).items():
@@ -226,6 +226,7 @@ class Difference(NamedTuple):
     after: Any
 
 
+ELSEWHERE = re.compile(r"eval|prediction|adam|optim|^log")  # of an evaluation, or an option of the optimizer
 # Arguments of a trainer by what they decide: with another value, the same state and batch give another gradient.
 OBJECTIVE = re.compile(
     r"label_smoothing|(max|clip)_grad_norm|gradient_(clip|predivide)|prescale|neftune|loss|(^|_)(beta|margin|temperature|gamma|epsilon(_high)?)$"

@@ -155,7 +155,8 @@ class Envelope(Observer):
             self._later.run()
         if self._promises.windows and not is_engine:
             self._promises.before_step(key, self._step(), self._declared(self._begin()))
-        if pace.steps >= pace.wait or key in self._rearm or self._doubts(key):
+        is_doubtful = self._motion.in_doubt and BreachKind.GRADIENTS not in self.log.told
+        if pace.steps >= pace.wait or key in self._rearm or is_doubtful:
             self._look(key, pace, is_engine)
             return
         pace.steps += 1
@@ -231,10 +232,6 @@ class Envelope(Observer):
         words = find_orphans(optimizer.param_groups, self._owned(), self._names, live.models)
         if words:
             self._tell(BreachKind.ORPHANS, words)
-
-    def _doubts(self, key: Any) -> bool:
-        """Whether the gradient at this step may not be finite: at the last look it was not."""
-        return BreachKind.GRADIENTS not in self.log.told and self._motion.doubts(key)
 
     def _look_at_structure(self) -> None:
         for kind, words in self._structure.changes() if self._structure else ():

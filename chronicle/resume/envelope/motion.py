@@ -55,6 +55,7 @@ class Motion:
     def __init__(self, tell: Callable[[Breach], object], later: DelayedReads) -> None:
         self._tell, self._later = tell, later
         self._watched: weakref.WeakKeyDictionary[Any, _Watched] = weakref.WeakKeyDictionary()
+        self.in_doubt = False  # gradients at the last look were not finite: the next step is looked at, too
 
     def close(self, key: Any, step: int | None) -> bool:
         """The look that is open for `key` ends: its next step is about to begin, or a save. False: none was open."""
@@ -91,14 +92,10 @@ class Motion:
             gradients=Snapshot([p.grad if _is_alike(p, p.grad) else None for p in params]),
         )
 
-    def doubts(self, key: Any) -> bool:
-        """Whether the last look at this optimizer found gradients that are not finite: the next step is looked at, too."""
-        known = self._watched.get(key)
-        return known is not None and known.bad > 0
-
     def forget(self) -> None:
         """A state was loaded: samples from before it say nothing."""
         self._watched.clear()
+        self.in_doubt = False
 
     def _choose(self, known: _Watched, every: list[tuple[Any, float | None]]) -> list[tuple[Any, float | None]]:
         every = [one for one in every if one[0].requires_grad]
@@ -133,6 +130,7 @@ class Motion:
                 update = lr * np.minimum(size, 1.0) * SAFETY
                 should_move = should_move or bool((update > np.abs(old) * _spacing(param) + 1e-30).any())
         self._judge_values(known, look, poisoned, bad, now)
+        self.in_doubt = any(one.bad for one in self._watched.values())
         self._judge_motion(known, look, moved, should_move, now)
 
     def _judge_values(
