@@ -50,6 +50,9 @@ VOLATILE = {
     "max_seq_len_cached", "use_reentrant", "auto_mapping", "revision", "mask_check", "compile_config", "quantization_config",
     "gradient_checkpointing_kwargs", "process_group", "backend", "inplace", "flash", "loss_type", "trainer", "logger",
 }  # fmt: skip
+OF_A_RUN = {"epochs", "num_epochs", "max_epochs", "max_steps", "steps", "batch", "batch_size", "seed",
+            "output_dir", "out_dir", "save_dir", "log_dir", "resume", "workers", "num_workers", "accumulation", "shuffle",
+            "optimizer", "scheduler", "weight_decay", "train_batch_size", "devices", "gpus"}  # fmt: skip
 NUM_TENSORS = 64
 DIGITS = re.compile(r"(?<![^.])[0-9]+(?![^.])")  # a whole part of a module's name
 
@@ -249,13 +252,13 @@ def other_mode(models: Sequence[Any], seen: Mapping[int, bool] | None = None) ->
 def _config(name: str, thing: Any, seen: dict[int, Any]) -> Iterator[Fact]:
     """The values of a configuration object, once; nothing for anything else.
 
-    One that also holds the run's learning rate or seed is no configuration of the model: it may change.
+    One that also holds the run's own options (learning rate, seed, output) is no configuration of the model: it may change.
     """
     if thing is None or id(thing) in seen:
         return
     seen[id(thing)] = thing
     flat = quietly(lambda: dict(_flat(_contents(thing) or {}))) or {}
-    is_of_the_run = any(key == "seed" or role_of(key) is Role.LR for key in (key.rpartition(".")[2] for key in flat))
+    is_of_the_run = any(key in OF_A_RUN or role_of(key) is Role.LR for key in (key.rpartition(".")[2] for key in flat))
     for key, value in flat.items() if not is_of_the_run else ():
         yield FIRM, f"{name}.{key}", value
 

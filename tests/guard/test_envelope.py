@@ -150,6 +150,7 @@ def spoil(run_dir: Path, checkpoints: Path, capsys: pytest.CaptureFixture[str]) 
     model = network()
     optimizer = torch.optim.AdamW(model.parameters())
     run = chronicle.attach(run_dir, model, optimizer)
+    run.session.envelope.share_of_time = math.inf  # a look at every step
     for number in range(1, 9):
         optimizer.zero_grad()
         loss = loss_of(model)
@@ -176,12 +177,12 @@ def test_a_save_of_nan_weights_is_marked_and_the_line_to_type_is_printed(
         for step in (4, 8)
     )
     assert "spoilt" not in good
-    assert bad["spoilt"].startswith("weights-not-finite since step 8 (at the earliest 6)")
+    assert bad["spoilt"].startswith("weights-not-finite since step 6:")
     assert "chronicle rollback --to 4 --run tr" in said
     assert said.count("weights-not-finite") == 1
     incidents = [e for e in read_journal(RunPaths(run_dir)).entries if e.kind == EntryKind.INCIDENT]
     assert [(Incident.of(e).kind, Incident.of(e).tier, Incident.of(e).onset_step) for e in incidents] == [
-        ("weights-not-finite", "propose", 8)
+        ("weights-not-finite", "propose", 6)
     ]
 
 
@@ -272,7 +273,7 @@ def test_empty_sparse_and_absent_tensors_have_no_sample() -> None:
 # ---- a part that fails -----------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("method", ["before_step", "_begin", "_look_at_structure", "_look_at_lr", "_look_at_weights"])
+@pytest.mark.parametrize("method", ["before_step", "_begin", "_look_at_structure", "_look_at_weights"])
 def test_a_fault_of_the_envelope_is_recorded_and_training_goes_on(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, method: str
 ) -> None:
@@ -333,7 +334,7 @@ def test_propose_reads_a_breach_from_the_journal(
     spoil(run_dir, tmp_path / "checkpoints", capsys)
     proposal = scan_run(RunPaths(run_dir), tmp_path / "checkpoints").proposal
     assert proposal is not None
-    assert (proposal.onset_step, proposal.before_step) == (6, 4)
+    assert (proposal.onset_step, proposal.before_step) == (6, 5)
     assert BreachKind.POISONED.value in proposal.reasons[0]
 
 
@@ -351,7 +352,7 @@ def test_the_live_watch_proposes_on_a_breach_that_no_log_shows(
     watch = LiveWatch(paths, launch or 1, JournalWriter(paths), checkpoints_dir=tmp_path / "checkpoints", say=said.append)
     events = watch.poll()
     assert [(event.kind.value, event.tier.value, event.onset_step) for event in events] == [
-        ("weights-not-finite", "propose", 8)
+        ("weights-not-finite", "propose", 6)
     ]
     assert watch.poll() == []
     assert not any("failed" in line for line in said)

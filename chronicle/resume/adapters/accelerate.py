@@ -21,10 +21,11 @@ from chronicle.recording import start
 from chronicle.resume.adapters.hooks import hook_engine_steps, hook_optimizer_steps
 from chronicle.resume.checks.check import Check, failed
 from chronicle.resume.contract import Options
-from chronicle.resume.events import Begins, Loaded, Loading, Saved
+from chronicle.resume.events import Begins, Loaded, Loading, Saved, StepBegins
 from chronicle.resume.faults import shield
 from chronicle.resume.fingerprint import LiveState, collect_optimizers
 from chronicle.resume.honours import keeps_place
+from chronicle.resume.hub import RESTS, Observer, Rest
 from chronicle.resume.learning_rate import BoundScheduler, raw_scheduler
 from chronicle.resume.patches import around, change_object
 from chronicle.resume.save import checkpoint_root, files_in
@@ -40,6 +41,7 @@ def guard_accelerator(accelerator: Any, options: Options) -> GuardSession:
     if isinstance(present, GuardSession):
         return present
     session = GuardSession(lambda: observe_accelerator(accelerator), options)
+    session.hub.add(EpochWatch(accelerator, session))
     prepared = session.faults.shield("preparation", functools.partial(_prepared, accelerator, session))
     configured = session.faults.shield("settings", _configured)
     change_object(accelerator, "chronicle", session)
@@ -49,6 +51,49 @@ def guard_accelerator(accelerator: Any, options: Options) -> GuardSession:
     change_object(accelerator, "init_trackers", around(accelerator.init_trackers, before=configured))
     hook_optimizer_steps(session)
     return session
+
+
+class EpochWatch(Observer):
+    """Finds batches that are skipped in a later epoch; only the resumed one may skip any (accelerate issue 1451)."""
+
+    about = "batches left out"
+
+    def __init__(self, accelerator: Any, session: GuardSession) -> None:
+        self._state, self._start = accelerator.gradient_state, session.start
+        self._ended = False
+
+    def step_begins(self, event: StepBegins) -> list[Check] | Rest:
+        """A failed check at the first step of such an epoch."""
+        if not self._start.resumed:
+            return RESTS
+        if self._state.end_of_dataloader:
+            self._ended = True
+            return []
+        if not self._ended:
+            return []
+        self._ended = False
+        loader: Any = self._state.active_dataloader
+        skipped = int(getattr(loader, "skip_batches", 0) or 0) or _skipped_by_sampler(loader)
+        if not skipped:
+            return []
+        check = failed(
+            self.about,
+            "L4",
+            expected="all batches of a new epoch",
+            found=f"the first {skipped} are skipped",
+            where="data loader",
+            cause="skip_first_batches is applied in every epoch, not only in the resumed one",
+        )
+        return [check]
+
+
+def _skipped_by_sampler(loader: Any) -> int:
+    sampler = getattr(loader, "batch_sampler", None)
+    for _ in range(4):
+        if sampler is None or getattr(sampler, "skip_batches", None):
+            break
+        sampler = getattr(sampler, "batch_sampler", None)
+    return int(getattr(sampler, "skip_batches", None) or 0)
 
 
 def observe_accelerator(accelerator: Any) -> LiveState:

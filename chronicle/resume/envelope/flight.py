@@ -169,7 +169,7 @@ class Envelope(Observer):
         if not is_engine:
             groups = list(key.param_groups)
             params = [p for group in groups for p in group["params"]]
-        self._motion.close(key, step)
+        self._motion.close(key, step, None if step is None else step - 1)
         if pace.looks == 0 and not is_engine:
             self._look_for_orphans(key, live)
         self._motion.open(key, groups, self._names, step)

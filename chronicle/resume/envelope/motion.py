@@ -57,21 +57,24 @@ class Motion:
         self._watched: weakref.WeakKeyDictionary[Any, _Watched] = weakref.WeakKeyDictionary()
         self.in_doubt = False  # gradients at the last look were not finite: the next step is looked at, too
 
-    def close(self, key: Any, step: int | None) -> bool:
-        """The look that is open for `key` ends: its next step is about to begin, or a save. False: none was open."""
+    def close(self, key: Any, step: int | None, last: int | None) -> bool:
+        """The look that is open for `key` ends: its next step is about to begin, or a save. False: none was open.
+
+        `last`: the last step that was completed.
+        """
         known = self._watched.get(key)
         look = known.open if known is not None else None
         if known is None or look is None:
             return False
         known.open = None
         after = Snapshot(look.params)
-        self._later.add((look.before, look.gradients, after), lambda: self._judge(known, look, after, step))
+        self._later.add((look.before, look.gradients, after), lambda: self._judge(known, look, after, step, last))
         return True
 
     def close_all(self, step: int | None) -> None:
         """A save: judge what is open."""
         for key in list(self._watched):
-            self.close(key, step)
+            self.close(key, step, step)
 
     def open(self, key: Any, groups: Sequence[Mapping[str, Any]], names: Mapping[int, str], step: int | None) -> None:
         """Take samples before a step of `key`, an optimizer, or the engine that steps these groups."""
@@ -106,7 +109,7 @@ class Motion:
         known.next = begin + most
         return (every[begin:] + every[:begin])[:most]
 
-    def _judge(self, known: _Watched, look: _Look, after: Snapshot, now: int | None) -> None:
+    def _judge(self, known: _Watched, look: _Look, after: Snapshot, now: int | None, last: int | None) -> None:
         import numpy as np
 
         moved = should_move = False
@@ -129,7 +132,7 @@ class Motion:
             elif lr and not changed:
                 update = lr * np.minimum(size, 1.0) * SAFETY
                 should_move = should_move or bool((update > np.abs(old) * _spacing(param) + 1e-30).any())
-        self._judge_values(known, look, poisoned, bad, now)
+        self._judge_values(known, look, poisoned, bad, last)
         self.in_doubt = any(one.bad for one in self._watched.values())
         self._judge_motion(known, look, moved, should_move, now)
 
@@ -146,7 +149,7 @@ class Motion:
             more = f" and {len(poisoned) - 1} more" if len(poisoned) > 1 else ""
             cause = f"; the gradient of `{bad[0]}` was not finite" if bad else ""
             words = f"`{name}`{more} holds NaN or infinity{cause}"
-            low = look.step if poisoned[0][1] else None  # then it was well when the look began
+            low = look.step - 1 if poisoned[0][1] and look.step is not None else None  # it was well when the look began
             self._tell(Breach(kind=BreachKind.POISONED, step=now, words=words, seen=now, low=low))
             return
         if not bad:
