@@ -265,7 +265,7 @@ class Job:
             if entry.kind == EntryKind.RESTART:
                 told.setdefault(entry.launch or 0, []).append(str(entry.data.get("cause")))
         causes = [cause for launch in sorted(told) for cause in told[launch][:1]]
-        interrupted = [cause for cause in causes if cause != "finished"]
+        interrupted = [cause for cause in causes if cause not in ("finished", "ended")]
         because = [f"{entry.launch} {entry.data.get('host')}: {entry.data.get('cause')}: {entry.data.get('because')}"
                    for entry in entries if entry.kind == EntryKind.LAUNCH_END]  # fmt: skip
         return {

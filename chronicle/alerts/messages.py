@@ -20,7 +20,9 @@ from chronicle.story.plain import plain, plain_block
 TIERS = ("notice", "warn", "propose")
 OPENED, ENDED = "opened", "ended"
 # ends that alarm nobody
-EXPECTED = frozenset((EndCause.FINISHED, EndCause.STOPPED, EndCause.PREEMPTED, EndCause.TIME_LIMIT, EndCause.PROPOSAL))
+EXPECTED = frozenset(
+    (EndCause.FINISHED, EndCause.ENDED, EndCause.STOPPED, EndCause.PREEMPTED, EndCause.TIME_LIMIT, EndCause.PROPOSAL)
+)
 CHANGES = 3  # settings that an alert names
 LONGEST = 2000  # characters of a text; Discord takes no more
 

@@ -117,31 +117,27 @@ class ParameterCounts:
     local: int
     whole: int
     trainable: int
-    by_module: tuple[tuple[str, int], ...]
 
 
 def count_parameters(model: Any) -> ParameterCounts:
-    """Count a torch module's parameters, each storage once, without importing torch. `by_module`: top-level children in order.
+    """Count a torch module's parameters, each storage once, without importing torch.
 
     Tied weights share one storage and count once. A ZeRO-3 parameter has no elements of its own and states its size in
     `ds_numel` (transformers#22193: 0 counted).
     """
-    seen: dict[Any, str] = {}
+    seen: set[Any] = set()
     local = whole = trainable = 0
-    by_module: dict[str, int] = {}
-    for name, parameter in model.named_parameters():
+    for _, parameter in model.named_parameters():
         key = _storage_key(parameter)
         if key in seen:
             continue
-        seen[key] = name
+        seen.add(key)
         held = int(_local_of(parameter).numel())
         full = int(getattr(parameter, "ds_numel", 0) or parameter.numel())
         local += held
         whole += full
         trainable += full if parameter.requires_grad else 0
-        top = name.partition(".")[0]
-        by_module[top] = by_module.get(top, 0) + full
-    return ParameterCounts(local=local, whole=whole, trainable=trainable, by_module=tuple(by_module.items()))
+    return ParameterCounts(local=local, whole=whole, trainable=trainable)
 
 
 def describe_device(device: Any) -> dict[str, Any]:

@@ -87,7 +87,6 @@ def run_launcher(
     from chronicle.launch.nodes import find_node
     from chronicle.launch.restarts import DEFAULT_CRASHES, DEFAULT_PAUSE_SECONDS, DEFAULT_RESTARTS, policy_of
     from chronicle.preflight.gate import require_known
-    from chronicle.watch import LiveWatch
 
     command = tuple(launcher or ())
     if not command:
@@ -125,15 +124,15 @@ def run_launcher(
         environ=environ,
         grace_seconds=seconds,
         stop_on_stall=on_stall == "stop",
+        hooks={} if REHEARSAL_VARIABLE in os.environ else settings.hooks,
+        options=given_flags(logs, checkpoints),
         stop_on_proposal=autopilot or on_propose == "stop",
         force=force,
         recorded=recorded | ({"accept_change": accept_change} if accept_change else {}),
         node=find_node(os.environ) if node else None,
     )
-    hooks = {} if REHEARSAL_VARIABLE in os.environ else settings.hooks
-    live_watch = functools.partial(LiveWatch, hooks=hooks, options=given_flags(logs, checkpoints))
     check = functools.partial(_check_before, settings, command, grace, skipped, force)
-    starting = _Starting(settings, request, functools.partial(launch, live_watch=live_watch), check, autopilot)
+    starting = _Starting(settings, request, launch, check, autopilot)
     if restarts is not None:
         return CommandResult(exit_code=starting.keep(policy))
     end = starting.mirrored(lambda: starting.launch(request))
@@ -305,8 +304,7 @@ def _check_before(
         command=command,
         grace_seconds=seconds,
     )
-    # PF07: `launch` itself refuses when there are orphans. PF24: late output of an earlier launch does not forbid a start.
-    results = check_host(host, skip={*skipped, "PF07", "PF24"})
+    results = check_host(host, skip={*skipped, "PF07"})  # `launch` itself refuses when there are orphans
     failed = [result for result in results if result.verdict is CheckVerdict.FAIL]
     if failed:
         hint = f"{failed[0].remedy}; or skip the check: --skip {failed[0].check}"
@@ -315,7 +313,7 @@ def _check_before(
         if result.verdict is CheckVerdict.WARN:
             say(f"preflight {result.check} {result.title}: {result.message}")
     say(said_of(command, entries, Path.cwd(), time.time()))
-    verdicts = {result.check: result.verdict.value for result in results if result.check not in ("PF07", "PF24")}
+    verdicts = {result.check: result.verdict.value for result in results if result.check != "PF07"}
     return seconds, {"preflight": verdicts, "skipped": list(skipped), **begun}
 
 

@@ -195,7 +195,7 @@ def _where(story: Story, now: float) -> Iterator[_Row]:
     if last.because and not last.alive and last.cause not in WELL:
         yield _Row("ended", plain(last.because), WARN if last.cause in EXPECTED else LOUD)
     for _, event in _of_last(story, Restarted)[-1:]:  # whether the run goes on by itself
-        if event.decision != "finished" and not last.alive:
+        if event.decision not in ("finished", "ended") and not last.alive:
             yield _Row("restarts", f"{plain(event.decision)}: {plain(event.reason)}")
     yield from _changed(story)
     abandoned = sum(launch.span.abandoned_steps for launch in story.launches)

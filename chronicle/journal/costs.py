@@ -133,6 +133,7 @@ def interruptions_of(
 END_CAUSES: Mapping[str | None, Cause] = {
     **{cause.value: Cause(cause.value) for cause in EndCause if cause.value in {one.value for one in Cause}},
     EndCause.FINISHED.value: Cause.PLANNED,
+    EndCause.ENDED.value: Cause.PLANNED,
     EndCause.EARLY.value: Cause.UNKNOWN,
     EndCause.STOPPED.value: Cause.PLANNED,
     EndCause.PROPOSAL.value: Cause.DELIBERATE,

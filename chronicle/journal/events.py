@@ -87,6 +87,7 @@ class EndCause(StrEnum):
     """Why a launch ended (`launch.end`, field `cause`; docs/launching.md says from what it follows)."""
 
     FINISHED = "finished"
+    ENDED = "ended"  # with code 0; whether steps are left is not known
     EARLY = "ended early"
     STOPPED = "stopped by a person"
     PROPOSAL = "proposal"
@@ -105,7 +106,7 @@ class EndCause(StrEnum):
 TELLING = (
     EndCause.REFUSED, EndCause.OUT_OF_MEMORY, EndCause.DISK_FULL, EndCause.NODE_LOST, EndCause.TIME_LIMIT, EndCause.PREEMPTED,
     EndCause.PROPOSAL, EndCause.STOPPED, EndCause.HANG, EndCause.CRASH, EndCause.UNKNOWN, EndCause.EARLY,
-    EndCause.FINISHED,
+    EndCause.ENDED, EndCause.FINISHED,
 )  # fmt: skip
 
 
@@ -437,7 +438,7 @@ class LaunchEnd(JournalEvent, kind=EntryKind.LAUNCH_END):
 class Restarted(JournalEvent, kind=EntryKind.RESTART):
     """After a launch: whether the run goes on by itself. `Onward` of `chronicle.launch.restarts`."""
 
-    decision: str  # "again", "again in a new job", "stop", "finished"
+    decision: str  # "again", "again in a new job", "stop", "finished", "ended"
     cause: str = ""  # of the launch's end
     reason: str = ""
     restarts: int | None = None  # how many were used, this one included

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from datetime import datetime
@@ -30,8 +30,7 @@ from chronicle.journal.place import anchors_of
 from chronicle.journal.reader import DAMAGED_HINT, describe_damage, find_damage
 from chronicle.launch.containment import TOKEN_VARIABLE, ControlGroup, EndReport, end_processes, open_group
 from chronicle.launch.ending import LostSupervisor, judge_lost
-from chronicle.launch.heartbeat import FRESH_SECONDS, Heartbeat, lease_path, read_heartbeats
-from chronicle.launch.pods import PodWord, ask_pod, is_free
+from chronicle.launch.heartbeat import FRESH_SECONDS, Heartbeat, is_free, lease_path, read_heartbeats
 from chronicle.launch.processes import (
     Process,
     list_processes,
@@ -75,7 +74,7 @@ class LaunchFacts:
     job: JobStart | None = None  # the start of a SLURM job that it belonged to
     started: float | None = None  # seconds since the epoch, by its own clock
     lease: bool = False  # its supervisor holds a lock while it lives
-    pod: str | None = None  # its name where it was one of several; None: the host's, "" not known
+    indexed: bool = False  # in a pod of an Indexed Job: its host's name is also that of the pod which replaces it
 
     def supervisor_alive(self, boot_id: str) -> bool:
         """Return whether its supervisor runs on this machine: same boot, pid and start time."""
@@ -128,17 +127,11 @@ def list_launches(entries: Iterable[Entry]) -> list[LaunchFacts]:
             job=start_of(start.environment),
             started=moments.get((number, host)),
             lease=start.lease,
-            pod=_pod_of(start.environment),
+            indexed=bool(start.environment.get("JOB_COMPLETION_INDEX")),
             ended=(number, host) in ended or (number, None) in ended,
         )
         for (number, host), start in starts.items()
     ]
-
-
-def _pod_of(environment: Mapping[str, Any]) -> str | None:
-    """In an Indexed Job the host's name is not the pod's: it stays when the pod is replaced."""
-    name = environment.get("CHRONICLE_POD")
-    return str(name) if name else "" if environment.get("JOB_COMPLETION_INDEX") else None
 
 
 def find_alive(paths: RunPaths, launches: Sequence[LaunchFacts]) -> list[LiveProcess]:
@@ -416,18 +409,11 @@ def close_lost_launches(
 
 
 def is_gone(paths: RunPaths, facts: LaunchFacts, *, now: float) -> bool:
-    """Whether the supervisor on another host is known to be gone: by SLURM, by the kernel that both share, by Kubernetes."""
+    """Whether the supervisor on another host is known to be gone: by SLURM, or by the kernel that both share."""
     if is_over(facts.job, start_of(os.environ), now=now):
         return True
-    if facts.lease and facts.boot_id == read_boot_id() and is_free(lease_path(paths.heartbeats_dir, facts.host)):
-        return True
-    word = _ask_pod_of(facts)
-    return word is not None and word.over
-
-
-def _ask_pod_of(facts: LaunchFacts) -> PodWord | None:
-    name = facts.host if facts.pod is None else facts.pod
-    return ask_pod(name, os.environ) if name else None
+    shares_kernel = facts.lease and facts.boot_id == read_boot_id()
+    return shares_kernel and is_free(lease_path(paths.heartbeats_dir, facts.host))
 
 
 def _look_after(facts: LaunchFacts, boot: str, group: ControlGroup | None, *, here: bool) -> LostSupervisor:
@@ -439,11 +425,9 @@ def _look_after(facts: LaunchFacts, boot: str, group: ControlGroup | None, *, he
         restarted = word is not None and word.restarts > facts.job.restart
         state = state or (word.state if word is not None and not restarted else None)
         node = ask_node(facts.host)
-    pod = _ask_pod_of(facts) if facts.pod or not here else None
     return LostSupervisor(
-        pod="" if pod is None else pod.reason,
         host=facts.host,
-        other_boot=here and facts.pod is None and bool(facts.boot_id) and facts.boot_id != boot,
+        other_boot=here and not facts.indexed and bool(facts.boot_id) and facts.boot_id != boot,
         oom_kills=None if group is None else group.oom_kills(),
         job=None if facts.job is None else facts.job.job,
         scheduler=state,

@@ -1,10 +1,11 @@
 """Read everything a launch prints, from pipes and sockets, and write it to logs and the live view.
 
-    launcher ── pipe ──┬──────────────────────────> live view, supervisor.log   (unchanged)
+    launcher ── pipe ──┬──────────────────────────> live view at once, supervisor.log by whole lines
                        └─ lines with a rank prefix > rank-<r>.log                (torchrun --tee, srun --label)
     rank r ── socket ── rank-<r>.log, and "[r] line" > live view, supervisor.log (`ranks.open_rank_output`)
 
-One thread and one selector read pipes and sockets.
+One thread and one selector copy what pipes and sockets hold; `follower` reads what the lines say. Several pipes share a log:
+the half of a line waits for its rest, or a second, so that no other line stands within it.
 """
 
 from __future__ import annotations
@@ -14,91 +15,12 @@ import os
 import re
 import selectors
 import socket
-import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from chronicle.launch.output import LiveView, LogFile, split_lines
-from chronicle.launch.ranks import LATENCY_MARK
-
-LIMIT_SECONDS = 2.0
-LONGEST_MARK_BYTES = 128
-MARK = LATENCY_MARK.encode()
-ANNOUNCED = MARK + b"latency "
-REST_OF_LINE = re.compile(rb"([0-9a-f]{8,64})\r?\n")
-
-
-class LatencyTest:
-    """Times the marked line of each rank. `late` maps a rank to its delay in seconds, None while the line is missing.
-
-    A rank prints one marked line without flushing it and announces it over the socket. Seed 003 lost days to a relay that
-    held lines back for 10 to 20 minutes. Marked lines are removed from the output.
-    """
-
-    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
-        self._clock = clock
-        self._waiting: dict[bytes, tuple[int, float]] = {}
-        self._said: set[int] = set()
-        self._early: set[bytes] = set()
-        self._held: dict[int, bytes] = {}
-        self.late: dict[int, float | None] = {}
-        self.tested: set[int] = set()
-
-    def expect(self, rank: int, mark: str) -> None:
-        """Record that this rank has just printed the mark."""
-        self.tested.add(rank)
-        if mark.encode() in self._early:
-            self._early.discard(mark.encode())
-        else:
-            self._waiting[mark.encode()] = (rank, self._clock())
-
-    def take(self, data: bytes, stream: int) -> bytes:
-        """Return the data without marked lines. An incomplete mark at the end is held back until its rest arrives."""
-        data = self._held.pop(stream, b"") + data
-        if MARK not in data:
-            return data
-        start = data.rfind(MARK)
-        if b"\n" not in data[start:] and len(data) - start < LONGEST_MARK_BYTES:
-            self._held[stream] = data[start:]
-            data = data[:start]
-        return self._take_out(data)
-
-    def _take_out(self, data: bytes) -> bytes:
-        """Remove complete marked lines by plain search, because a trainer may print megabytes without an end of line."""
-        kept, done, start = [], 0, data.find(ANNOUNCED)
-        while start >= 0:
-            match = REST_OF_LINE.match(data, start + len(ANNOUNCED))
-            if match is not None:
-                self._arrived(match.group(1))
-                kept.append(data[done : max(done, data.rfind(b"\n", done, start) + 1)])
-                done = match.end()
-            start = data.find(ANNOUNCED, start + 1)
-        return b"".join([*kept, data[done:]])
-
-    def check(self, say: Callable[[str], None]) -> None:
-        """Report once per rank that its output is buffered."""
-        for rank, printed_at in self._waiting.values():
-            if rank not in self._said and self._clock() - printed_at > LIMIT_SECONDS:
-                self._said.add(rank)
-                self.late[rank] = None
-                say(
-                    f"output of rank {rank} is buffered: a line it printed has not arrived within {LIMIT_SECONDS:g} s; "
-                    "find the program between trainer and supervisor that buffers it"
-                )
-
-    def _arrived(self, mark: bytes) -> None:
-        if mark not in self._waiting:
-            self._early.add(mark)  # the line can arrive before its announcement
-            return
-        rank, printed_at = self._waiting.pop(mark)
-        if rank in self._said:
-            self.late[rank] = round(self._clock() - printed_at, 1)
-
-
-# --- Pipes and sockets
+from chronicle.launch.output import LONGEST_LINE_BYTES, LiveView, LogFile, split_lines
 
 READ_BYTES = 1 << 16
-READS_OF_WAITING = 16  # as much as a pipe of the largest usual size holds
 HELLO_BYTES = 4096
 TEE_PREFIX = re.compile(rb"\[[^\]\d]{0,40}(\d+)\]:")
 SRUN_PREFIX = re.compile(rb" *(\d+): ")
@@ -122,15 +44,13 @@ class Channels:
         complain: Callable[[str], None],
         rank_prefix: re.Pattern[bytes] | None = None,
         on_rank: Callable[[int, int], None],
-        on_rotate: Callable[[Path], None],
-        on_printed: Callable[[int, bytes], None],
         log_name: str,
     ) -> None:
         self._selector, self._rank_prefix = selector, rank_prefix
-        self._on_rank, self._on_printed = on_rank, on_printed
+        self._on_rank = on_rank
 
         def open_log(name: str) -> LogFile:
-            return LogFile(launch_dir / name, complain=complain, on_rotate=on_rotate)
+            return LogFile(launch_dir / name, complain=complain)
 
         self._open_log = open_log
         self.log = self._open_log(log_name)
@@ -138,9 +58,9 @@ class Channels:
         out = LiveView(1)
         self._views = (out, out if _same_file(1, 2) else LiveView(2))
         self._rest: dict[int, bytes] = {}
+        self._halves: dict[int, bytes] = {}  # of lines, by pipe
+        self._waiting: dict[int, bytes] = {}  # those of them that were there a look ago
         self._several_ranks = False
-        self._starts: dict[int, list[tuple[int, int]]] = {}  # of the processes that were a rank: pid, where its log stood
-        self.latency = LatencyTest()
         self._open: dict[int, Callable[[], bool]] = {}
         self._listener: socket.socket | None = None
 
@@ -172,26 +92,16 @@ class Channels:
             while read() and fd in self._open:
                 pass
         for fd in list(self._open):
+            self._write_half(fd)
             self._drop(fd)
         self.flush_views()
 
-    def read_waiting(self) -> None:
-        """Read what was printed until now, at most what a pipe or socket holds. Not from within a callback of the selector."""
-        for fd, read in list(self._open.items()):
-            for _ in range(READS_OF_WAITING):
-                if not read() or fd not in self._open:
-                    break
-
-    def last_lines_of(self, rank: int, pid: int, count: int) -> list[str]:
-        """The last lines that this process printed as this rank; [] where the rank has no log of its own here."""
-        if rank not in self.rank_logs:
-            return []
-        starts = self._starts.get(rank, [])
-        place = next((place for place, (known, _) in enumerate(starts) if known == pid), None)
-        if place is None:
-            return self.rank_logs[rank].last_lines(count)  # a log split by the launcher's prefixes names no process
-        end = starts[place + 1][1] if place + 1 < len(starts) else None
-        return self.rank_logs[rank].last_lines(count, start=starts[place][1], end=end)
+    def write_halves(self) -> None:
+        """Write the halves of lines that have waited since the last call: a prompt, or a bar that does not move."""
+        for fd, half in list(self._halves.items()):
+            if self._waiting.get(fd) == half:
+                self._write_half(fd)
+        self._waiting = dict(self._halves)
 
     def flush_views(self) -> None:
         """Write buffered bytes to the live views without blocking."""
@@ -244,18 +154,32 @@ class Channels:
         def read() -> bool:
             data = _read(fd)
             if data == b"":
+                self._write_half(fd)
                 self._drop(fd)
             if not data:
                 return False
-            data = self.latency.take(data, fd)
             view.show(data)
-            self.log.write(data)
-            self._on_printed(fd, data)
+            self._write_lines(fd, data)
             if self._rank_prefix is not None:
                 self._split_by_prefix(fd, data)
             return True
 
         return read
+
+    def _write_lines(self, fd: int, data: bytes) -> None:
+        end = max(data.rfind(b"\n"), data.rfind(b"\r")) + 1
+        if end:
+            self.log.write(self._halves.pop(fd, b"") + data[:end])
+        half = self._halves.pop(fd, b"") + data[end:]
+        if half:
+            self._halves[fd] = half
+        if len(half) >= LONGEST_LINE_BYTES:
+            self._write_half(fd)
+
+    def _write_half(self, fd: int) -> None:
+        half = self._halves.pop(fd, b"")
+        if half:
+            self.log.write(half)
 
     def _split_by_prefix(self, fd: int, data: bytes) -> None:
         assert self._rank_prefix is not None
@@ -294,11 +218,7 @@ class Channels:
                     rest = data
                     return True
                 rest = b""
-            data = self.latency.take(data, fd)
-            if data:
-                self._rank_log(rank).write(data)
-                if rank == 0:
-                    self._on_printed(fd, data)
+            self._rank_log(rank).write(data)
             lines, rest = split_lines(rest, data)
             self._show_rank(rank, lines)
             return True
@@ -315,11 +235,7 @@ class Channels:
             self._several_ranks |= rank > 0 or int(hello.get("world_size") or 1) > 1
         except (ValueError, KeyError, TypeError):
             return 0, data  # not our protocol: treat the bytes as output of rank 0
-        if hello.get("redirect", True):
-            self._rank_log(rank).write(b"")  # create the log, so that a rank that prints nothing has an empty one
-            self._starts.setdefault(rank, []).append((pid, self._rank_log(rank).received))
-        if isinstance(hello.get("latency"), str):
-            self.latency.expect(rank, hello["latency"])
+        self._rank_log(rank).write(b"")  # create the log, so that a rank that prints nothing has an empty one
         self._on_rank(rank, pid)
         return rank, after
 

@@ -210,10 +210,10 @@ def describe_containment(subreaper: bool, group: ControlGroup | None = None) -> 
     return ", ".join(holds)
 
 
-def find_contained(token: str, group: ControlGroup | None = None) -> list[Process]:
+def find_contained(token: str, group: ControlGroup | None = None, *, apart: int | None = None) -> list[Process]:
     """List living processes of a launch: in its cgroup, below this process, or with its token in their environment."""
     table = list_processes()
-    below = {process.key for process in list_descendants(os.getpid(), table)}
+    below = {process.key for process in list_descendants(os.getpid(), table, apart=apart)}
     found = {process.key: process for process in (group.processes() if group is not None else ())}
     for process in table:
         is_other = process.alive and process.pid != os.getpid()

@@ -42,6 +42,7 @@ class Steps(NamedTuple):
     last: int | None = None  # in its log
     stride: int = 1  # between two steps in its log
     none_taken: bool = False  # by the guard: none was begun
+    unread: bool = False  # the output was not read to its end: `last` may be an early one
     none_logged: bool = False  # although the log of an earlier launch of this run has steps
 
 
@@ -93,6 +94,8 @@ def _judge_code_0(seen: Seen) -> Ending:
         return Ending(EndCause.FINISHED, f"the launcher ended with 0 at step {last} of {planned}")
     if seen.killed:
         return Ending(EndCause.CRASH, f"{seen.killed}; the launcher ended with 0")
+    if steps.unread:
+        return Ending(EndCause.ENDED, "ended with code 0; its output was not read to the end, so its last step is not known")
     if none:
         taken = "took no step" if steps.none_taken else "none of its steps is in the log"
         if planned is not None:
@@ -102,8 +105,10 @@ def _judge_code_0(seen: Seen) -> Ending:
     if planned is not None and last is not None:
         begun = steps.begun or 0
         return Ending(EndCause.EARLY, f"ended with code 0 after {last - begun} of {planned - begun} planned steps")
-    at = "" if last is None else f" at step {last}"
-    return Ending(EndCause.FINISHED, f"the launcher ended with 0{at}; how many steps were planned is not known")
+    after = ""
+    if last is not None:
+        after = f" at step {last}" if steps.begun is None else f" after {last - steps.begun} steps"
+    return Ending(EndCause.ENDED, f"ended with code 0{after} (no planned step count was known)")
 
 
 def judge_attempt(seen: Seen) -> Ending:
@@ -204,29 +209,13 @@ class LostSupervisor(NamedTuple):
     node_state: str | None = None
     node_restarted: bool = False  # its slurmd was started after the launch began
     restarted: bool = False  # the scheduler has started the job again since
-    pod: str = ""  # what Kubernetes says of its pod
     killed: str = ""  # the signal that ended it, by its keeper's word
-
-
-PODS: Mapping[str, EndCause] = {
-    "OOMKilled": EndCause.OUT_OF_MEMORY,
-    "Evicted": EndCause.PREEMPTED,
-    "Preempting": EndCause.PREEMPTED,
-    "NodeLost": EndCause.NODE_LOST,
-    "NodeShutdown": EndCause.NODE_LOST,
-    "Terminated": EndCause.NODE_LOST,  # by a node that shuts down
-    "the pod is gone": EndCause.NODE_LOST,  # removed with its node, or by a person
-    "DeadlineExceeded": EndCause.TIME_LIMIT,
-}
 
 
 def judge_lost(seen: LostSupervisor) -> Ending:
     """The cause of an end that nobody saw. Pure."""
     if seen.scheduler and (said := STATES.get(seen.scheduler)) is not None:
         return Ending(said, f"the supervisor on {seen.host} wrote no end; SLURM says {seen.scheduler}")
-    if seen.pod:
-        word = f"the supervisor wrote no end; Kubernetes says of pod {seen.host}: {seen.pod}"
-        return Ending(PODS.get(seen.pod, EndCause.UNKNOWN), word)
     if seen.node_state and ("DOWN" in seen.node_state or "NOT_RESPONDING" in seen.node_state or "FAIL" in seen.node_state):
         return Ending(EndCause.NODE_LOST, f"SLURM says that node {seen.host} is {seen.node_state}")
     if seen.restarted and seen.node_restarted:

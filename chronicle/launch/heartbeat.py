@@ -6,7 +6,9 @@ than three minutes; on the same host the processes themselves are checked. An er
 
 from __future__ import annotations
 
+import fcntl
 import json
+import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -96,3 +98,39 @@ def read_heartbeats(directory: Path) -> list[Heartbeat]:
         if beat is not None:
             beats.append(beat)
     return beats
+
+
+# --- The lease: a file that a supervisor keeps locked
+
+# The kernel lets go of the lock when the process ends, whatever ended it. It counts only between processes of one kernel (the
+# same boot id), because locks of network file systems may be local to a machine. Where it does not tell, nothing is concluded.
+
+
+def take_lease(path: Path) -> int | None:
+    """Lock this file for as long as the process lives; the descriptor, or None where it cannot be locked."""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+    except OSError:
+        return None
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        os.close(handle)
+        return None
+    return handle
+
+
+def is_free(path: Path) -> bool:
+    """Whether nobody holds the lease. False where that cannot be found out."""
+    try:
+        handle = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+    except OSError:
+        return False
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        return True
+    except OSError:
+        return False
+    finally:
+        os.close(handle)

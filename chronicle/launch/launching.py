@@ -7,7 +7,6 @@
 
 from __future__ import annotations
 
-import functools
 import os
 import secrets
 import selectors
@@ -15,7 +14,6 @@ import shutil
 import signal
 import sys
 import time
-from bisect import bisect_right
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -28,11 +26,9 @@ from chronicle.journal.events import (
     CheckpointSeen,
     EndCause,
     EntryKind,
-    LaunchAttempt,
     LaunchEnd,
     LaunchSettings,
     LaunchStart,
-    LaunchStep,
     events_of,
 )
 from chronicle.journal.place import look, refuse_copy
@@ -56,45 +52,35 @@ from chronicle.launch.containment import (
     describe_containment,
     make_group,
 )
-from chronicle.launch.ending import Ending, Seen, Steps, count_oom_kills, full_disks, judge_attempt, judge_end
+from chronicle.launch.ending import Ending, Seen, Steps, count_oom_kills, full_disks, judge_end
 from chronicle.launch.heartbeat import (
-    FRESH_SECONDS,
     INTERVAL_SECONDS,
     Heartbeat,
     lease_path,
-    read_heartbeats,
     remove_heartbeat,
+    take_lease,
     write_heartbeat,
 )
 from chronicle.launch.launchers import REQUESTED_VARIABLE, build_environment, count_requested_ranks
-from chronicle.launch.live_metrics import (
-    DeviceSampler,
-    LiveDetector,
-    PrintedMetrics,
-    last_point,
-    last_steps,
-    read_start_step,
-)
+from chronicle.launch.live_metrics import last_point, last_steps, read_start_step
 from chronicle.launch.nodes import Node, Peers, share_number
 from chronicle.launch.output import read_last_lines
-from chronicle.launch.pods import take_lease
 from chronicle.launch.provenance import describe_launch, host_name, read_packages, read_settings_files
-from chronicle.launch.pulse import PULSES_VARIABLE, make_pulses_dir, read_attempts_begun, remove_pulses_dir
-from chronicle.launch.ranks import OUTPUT_VARIABLE, FirstFailure, RankDeath, RankWatch
+from chronicle.launch.pulse import PULSES_VARIABLE, make_pulses_dir, remove_pulses_dir
+from chronicle.launch.ranks import OUTPUT_VARIABLE, RankWatch
 from chronicle.launch.record import (
     TAIL_LINES,
     LaunchRecord,
     LaunchSeals,
     code_of,
     describe_end,
-    first_failures,
     format_end,
     refusal_of,
     reported_failure,
     title_of_end,
 )
+from chronicle.launch.second import Second
 from chronicle.launch.slurm import ask_job, job_of
-from chronicle.launch.stall import StallWatch
 from chronicle.launch.supervisor import DO_NOT_REQUEUE, LaunchOutcome, Supervisor, signals_wait
 from chronicle.metrics.log import read_attempts
 from chronicle.paths import RunPaths
@@ -114,6 +100,8 @@ class LaunchRequest:
     grace_seconds: float
     stop_on_proposal: bool = False
     stop_on_stall: bool = False
+    hooks: Mapping[str, str] = field(default_factory=dict)  # of the user, one per tier of an event
+    options: tuple[str, ...] = ()  # what a proposed command needs to find the same run and checkpoints
     rhythm: Mapping[str, Any] = field(default_factory=dict)  # what an earlier launch learned (`LaunchEnd.rhythm`)
     force: str | None = None  # reason to start although a launch seems alive elsewhere, or the journal is damaged
     overrode: tuple[str, ...] = ()  # that damage
@@ -149,7 +137,6 @@ class Launch:
         number: int,
         token: str,
         writer: JournalWriter,
-        live_watch: Callable[..., LiveDetector] | None,
     ) -> None:
         self._request, self._number, self._token = request, number, token
         self._directory = request.paths.launch_dir(number)
@@ -159,65 +146,29 @@ class Launch:
         self._group: ControlGroup | None = None
         self._lease: int | None = None
         self._oom_kills = count_oom_kills()
-        self._attempts: list[tuple[int, float]] = []  # each further start of the ranks by their launcher, and when
-        self._start_step: int | None = None
         self._saves: SaveWatch | None = None
-        self._proposal: object | None = None  # the event of the detector that stops the launch
         self._processes: tuple[tuple[int, int], ...] = ()  # of the newest heartbeat
-        self._state_told = ""  # of the stall watch, in the newest heartbeat
+        self._state_told: object = None  # of the stall watch, in the newest heartbeat
         node, self._peers = request.node, None
         if node is not None:
             self._peers = Peers(self._directory, node.number, request.grace_seconds)
         self._record = LaunchRecord(writer, number, complain=self._complain)
         self._seals = LaunchSeals(request.paths, number, self._record)
         self._pulses = make_pulses_dir()
-        self._ranks = RankWatch(
-            self._selector,
-            on_attempt=self._note_attempt,
-            named=self._named,
-            begun=functools.partial(read_attempts_begun, self._pulses),
-        )
-        self._printed = PrintedMetrics(
-            self._metrics, say=self._say_for_detector, complain=self._complain, on_step_back=self._ranks.hear
-        )
+        self._ranks = RankWatch(self._selector, apart=lambda: self._second.pid)
         self._channels = Channels(
             self._directory,
             self._selector,
             complain=self._complain,
             rank_prefix=rank_prefix_of(request.command),
             on_rank=self._ranks.add,
-            on_rotate=self._seals.seal_part,
-            on_printed=self._printed.take if request.is_first else lambda source, data: None,
             log_name="supervisor.log" if node is None or node.number == 0 else f"supervisor-node{node.number}.log",
         )
-        host = host_name()
-        self._devices = DeviceSampler(self._directory, self._selector, host=host, step=self._last_step)
+        self._second = Second(self._facts(), self._selector, say=self._channels.say)
         keeps_code = request.environ.get(CODE_VARIABLE, "").lower() not in ("off", "0", "no")
         self._code = read_code(request.cwd, with_patch=keeps_code)
         self._packages = read_packages(request.command, request.environ)
         self._start = describe_launch(request.command, request.cwd, request.environ, self._code, self._packages)
-        self._stall = StallWatch(
-            pulses=self._pulses,
-            rank_pids=lambda: self._ranks.pids,
-            signs=self._signs,
-            step=self._last_step,
-            say=self._channels.say,
-            write=self._record.write,
-            directory=self._directory,
-            host=host,
-            launch=number,
-            known=request.rhythm,
-            others_work=self._others_work,
-            devices=lambda: self._devices.busy,
-        )
-        self._watch: LiveDetector | None = None
-        if live_watch is not None and request.is_first:  # one detector a launch; a run without it is better than no run
-            self._watch = self._contained(
-                "the live detector",
-                lambda: live_watch(
-                    request.paths, number, writer, checkpoints_dir=request.checkpoints_dir, say=self._say_for_detector
-                ),
-            )
 
     def enter(self) -> None:
         """Write `launch.start`. From then on no other launch of this run is admitted."""
@@ -244,6 +195,26 @@ class Launch:
         self._record.write(LaunchStart.from_json(self._start), title=f"launch {self._number}{purpose}: {command}")
         if request.is_first:
             self._contained("settings", self._record_files)
+
+    def _facts(self) -> dict[str, Any]:
+        """What the follower has to know."""
+        request = self._request
+        return {
+            "run_dir": str(request.paths.run_dir.absolute()),
+            "launch": self._number,
+            "log": self._channels.log.path.name,
+            "checkpoints": None if request.checkpoints_dir is None else str(request.checkpoints_dir),
+            "pulses": None if self._pulses is None else str(self._pulses),
+            "host": host_name(),
+            "is_first": request.is_first,
+            "has_peers": request.node is not None,
+            "rhythm": dict(request.rhythm),
+            "oom_kills": self._oom_kills,
+            "hooks": dict(request.hooks),
+            "options": list(request.options),
+            "stop_on_proposal": request.stop_on_proposal,
+            "stop_on_stall": request.stop_on_stall,
+        }
 
     def _record_files(self) -> None:
         """The settings files that the command names, before a person edits them."""
@@ -321,18 +292,15 @@ class Launch:
             selector=self._selector,
             channels=self._channels,
             ranks=self._ranks,
+            second=self._second,
             group=self._group,
             watch=self._look,
-            work=self._printed.read_some,
             beat=self._beat,
             beat_seconds=INTERVAL_SECONDS,
         )
 
     def _finish(self, outcome: LaunchOutcome) -> LaunchResult:
-        self._printed.finish(in_a_hurry=outcome.stopped_by is not None)
-        self._note_start_step()
-        if self._watch is not None:
-            self._note_proposal(self._watch.finish)
+        point = last_point(self._metrics)
         launcher_tail = self._channels.log.last_lines(TAIL_LINES)
         ending = self._judge(outcome, launcher_tail)
         refused = ending.cause is EndCause.REFUSED
@@ -342,25 +310,22 @@ class Launch:
         data = describe_end(
             outcome,
             host=self._start["host"],
-            last_step=self._last_step(),
+            last_step=None if point is None else point.step,
             tails=self._rank_tails(outcome),
             launcher_tail=launcher_tail,
             lost_bytes=channels.lost_bytes,
-            late=channels.latency.late,
             ending=ending,
             explained=refused or outcome.stopped_by == "proposal",
         )
-        if rhythm := self._stall.rhythm():
-            data["rhythm"] = rhythm
-        if self._attempts:
-            data["attempts"] = self._intervals()
-        if self._printed.writing:
+        heard = self._second.heard
+        if heard.get("rhythm"):
+            data["rhythm"] = heard["rhythm"]
+        if intervals := self._intervals():
+            data["attempts"] = intervals
+        if heard.get("printed"):
             data["metrics_from"] = "printed lines"
-        if channels.latency.tested:
-            data["latency_tested_ranks"] = len(channels.latency.tested)
-        event = self._proposal
-        if event is not None and outcome.stopped_by == "proposal":
-            data["proposal"] = str(getattr(event, "title", None) or getattr(event, "kind", "") or event)[:400]
+        if outcome.stopped_by == "proposal":
+            data["proposal"] = heard["words"]
         for line in format_end(self._number, data):
             channels.say(line)
         channels.close()  # the logs are sealed now; later messages go to the terminal only
@@ -407,7 +372,7 @@ class Launch:
                 in_job=job,
                 lead_seconds=float(lead) if lead.isdigit() else 0.0,
                 peer="" if self._peers is None else self._peers.said,
-                stall=self._stall.words,
+                stall=self._second.heard.get("words", ""),
                 steps=Steps() if failed or not request.is_first else self._steps_known(),
                 killed=killed,
             )
@@ -415,8 +380,8 @@ class Launch:
 
     def _oom_kills_since(self) -> int | None:
         """Processes that the kernel ended for lack of memory since the launch, or its present attempt, began."""
-        now = count_oom_kills()
-        return None if now is None or self._oom_kills is None else now - self._oom_kills
+        now, before = count_oom_kills(), self._second.heard.get("oom_kills", self._oom_kills)
+        return None if now is None or before is None else now - before
 
     def _steps_known(self) -> Steps:
         """What the log, the guard and the settings say of the steps of this launch and of the run."""
@@ -426,7 +391,7 @@ class Launch:
         reached = [step for step in earlier if step is not None]
         handed = self._start.get("handed") or {}
         logged = last_steps(self._metrics)
-        begun = self._start_step if handed.get("step") is None else handed["step"]
+        begun = read_start_step(self._metrics) if handed.get("step") is None else handed["step"]
         if begun is None and reached:
             begun = reached[-1]
         guarded = EntryKind.GUARD_ATTACHED in own
@@ -436,63 +401,21 @@ class Launch:
             begun=begun,
             last=logged[-1] if logged else None,
             stride=max(1, logged[-1] - (logged[0] if len(logged) > 1 else begun or 0)) if logged else 1,
+            unread=not self._second.done,
             none_taken=guarded and not stepped and not logged,
             none_logged=bool(reached) and not stepped and not logged,
         )
 
-    def _named(self) -> list[FirstFailure]:
-        """The ranks that the launcher has named as first to fail. What it prints before it starts ranks is read by then."""
-        self._channels.read_waiting()
-        return [one for one, _ in first_failures(self._channels.log.tail)]
-
-    def _lines_of_attempt(self, death: RankDeath | None) -> list[str]:
-        """What the launcher and its ranks printed in the attempt that ended with `death`: between two words of the launcher."""
-        log = self._channels.log
-        before = log.received - len(log.tail)
-        words = [(one.pid, before + end) for one, end in first_failures(log.tail)]
-        place = next((place for place, (pid, _) in enumerate(words) if death is not None and pid == death.pid), len(words))
-        start = words[place - 1][1] if place else 0
-        return log.last_lines(JUDGED_LINES, start=start, end=words[place][1] if place < len(words) else None)
-
-    def _note_attempt(self, attempt: int, death: RankDeath | None, seconds_ago: float) -> None:
-        """The launcher started its ranks again: say why the attempt before ended, and where its log stood."""
-        self._channels.read_waiting()  # what it printed last
-        own = [] if death is None else self._channels.last_lines_of(death.rank, death.pid, JUDGED_LINES)
-        lines = own or self._lines_of_attempt(death)
-        ending = judge_attempt(
-            Seen(
-                exit_code=1,
-                rank=None if death is None else death.rank,
-                rank_code=None if death is None else death.code,
-                oom_kills=self._oom_kills_since(),
-                full=full_disks(self._written_to()),
-                lines=tuple(lines),
-            )
-        )
-        self._oom_kills = count_oom_kills()
-        began = time.time() - seconds_ago
-        self._attempts.append((attempt, began))
-        self._printed.begin_attempt(attempt)
-        host = self._start["host"]
-        event = LaunchAttempt(
-            host=host, attempt=attempt, began=round(began, 3), cause=ending.cause.value, because=ending.because
-        )
-        self._record.write(event, title=f"attempt {attempt} of launch {self._number} begins: {ending.because}")
-        self._channels.say(f"the launcher starts its ranks again (attempt {attempt}): {ending.because}")
-
     def _intervals(self) -> list[dict[str, int]]:
-        """The logged steps of each attempt: by the marks of their writer; by their times where it makes none."""
+        """The logged steps of each attempt, by the marks of their writer; [] where the ranks were started once."""
+        steps: dict[int, list[int]] = {}
         try:
-            points = list(read_attempts(self._metrics))
+            for attempt, point in read_attempts(self._metrics):
+                steps.setdefault(attempt, []).append(point.step)
         except OSError:
             return []
-        steps: dict[int, list[int]] = {}
-        moments = [when for _, when in self._attempts]
-        marked = any(attempt for attempt, _ in points)
-        for attempt, point in points:
-            if marked or point.time is not None:
-                number = attempt if marked else bisect_right(moments, point.time or 0.0)
-                steps.setdefault(number, []).append(point.step)
+        if len(steps) < 2:
+            return []
         return [{"attempt": number, "first_step": own[0], "last_step": max(own)} for number, own in steps.items()]
 
     def _written_to(self) -> list[Path]:
@@ -566,82 +489,34 @@ class Launch:
             time.sleep(0.02)  # give a slow terminal time for the last lines
             self._channels.flush_views()
         self._ranks.close()
-        self._devices.close()
         self._record.writer.close()
         self._selector.close()
         if self._lease is not None:
             os.close(self._lease)
 
-    def _say_for_detector(self, line: str) -> None:
-        self._channels.say(line.removeprefix("chronicle: "))
-
     def _look(self) -> str | None:
-        """Once a second: record the start step; why the launch is to be stopped, if it is."""
-        self._printed.write_due()
-        self._devices.look(time.monotonic())
-        self._note_start_step()
-        self._channels.latency.check(self._channels.say)
-        if self._watch is not None and self._note_proposal(self._watch.poll):
-            return "proposal"
-        stands = self._contained("signs of progress", self._stall.tick)
-        if self._stall.state != self._state_told:
+        """Once a second: why the launch is to be stopped, if it is."""
+        self._channels.write_halves()
+        self._second.look()
+        if self._progress().get("state") != self._state_told:
             self._beat(self._processes)  # `status` hears of every change from the heartbeat
-        if stands and self._request.stop_on_stall:
-            return "stall"
+        if self._second.asked is not None:
+            return self._second.asked
         return "peer" if self._peers is not None and self._peers.have_failed() else None
 
-    def _note_proposal(self, ask: Callable[[], Iterable[object]]) -> bool:
-        """Ask the live detector; whether it has just proposed what stops this launch."""
-        events = self._contained("the detector's events", lambda: list(ask())) or []
-        proposing = [event for event in events if _tier_of(event) == "propose"]
-        if not proposing or not self._request.stop_on_proposal or self._proposal is not None:
-            return False
-        self._proposal = proposing[0]
-        return True
-
-    def _signs(self) -> tuple[int, int, int]:
-        """Signs of progress: printed points, bytes of the metrics, bytes of output."""
-        try:
-            size = 0 if self._printed.writing else os.stat(self._metrics).st_size  # what we write ourselves is late and no sign
-        except OSError:
-            size = 0
-        return self._printed.seen, size, self._channels.log.received
-
-    def _others_work(self) -> str:
-        """Of several nodes: one whose ranks work, or are not known to stand still, by its heartbeat; "" where none does."""
-        now, own = time.time(), self._start["host"]
-        for beat in read_heartbeats(self._request.paths.heartbeats_dir) if self._peers is not None else ():
-            if beat.launch != self._number or beat.host == own or beat.age(now) >= FRESH_SECONDS:
-                continue
-            state = (beat.progress or {}).get("state")
-            if state not in ("stands here", "stands"):
-                return f"node {beat.host}: {state or 'not known'}"
-        return ""
-
-    def _note_start_step(self) -> None:
-        """Record the start step from the per-step log, for trainers without a guard."""
-        if self._start_step is not None or not self._request.is_first:
-            return
-        self._start_step = read_start_step(self._metrics)
-        if self._start_step is None:
-            return
-        verdicts = read_journal(self._request.paths).of_kind(EntryKind.GUARD_VERDICT)
-        if not any(entry.launch == self._number for entry in verdicts):  # the guard's is exact, and not contradicted
-            self._record.write(LaunchStep(start_step=self._start_step, inferred=True), step=self._start_step)
+    def _progress(self) -> Mapping[str, Any]:
+        """What the follower last said of it."""
+        progress: Mapping[str, Any] = self._second.heard.get("progress") or {}
+        return progress
 
     def _beat(self, processes: Sequence[tuple[int, int]]) -> None:
-        self._processes, self._state_told = tuple(processes), self._stall.state
+        self._processes, self._state_told = tuple(processes), self._progress().get("state")
         error = write_heartbeat(self._request.paths.heartbeats_dir, self._heartbeat(processes))
         if error is not None:
             self._complain(f"cannot write the heartbeat: {error.strerror or error}")
         if self._record.waiting:
             self._record.flush()
         self._contained("checkpoints", self._record_new_saves)
-        self._devices.sample()
-
-    def _last_step(self) -> int | None:
-        point = last_point(self._metrics)
-        return None if point is None else point.step
 
     def _heartbeat(self, processes: Sequence[tuple[int, int]]) -> Heartbeat:
         start = self._start
@@ -652,7 +527,7 @@ class Launch:
             start_ticks=start["start_ticks"] or 0,
             time=time.time(),
             processes=tuple(processes),
-            progress=self._stall.progress(time.time()),
+            progress=self._progress() or None,
         )
 
     def _complain(self, text: str) -> None:
@@ -666,16 +541,10 @@ class Launch:
             pass  # stderr is closed
 
 
-def _tier_of(event: object) -> str:
-    """The tier as a word, whether it is an enum member or text."""
-    tier = getattr(event, "tier", "")
-    return str(getattr(tier, "value", tier)).lower()
-
-
 # --- Admission, then the launch
 
 
-def launch(request: LaunchRequest, *, live_watch: Callable[..., LiveDetector] | None = None) -> LaunchResult:
+def launch(request: LaunchRequest) -> LaunchResult:
     """Run one launch to its end. Raises `LaunchRefused` when nothing was started, `Refusal` for a copied run."""
     paths = request.paths
     if shutil.which(request.command[0], path=request.environ.get("PATH")) is None:
@@ -683,7 +552,7 @@ def launch(request: LaunchRequest, *, live_watch: Callable[..., LiveDetector] | 
     _refuse_copied(paths)  # before the lock, which writes its holder into the directory
     with hold_admission(paths):
         _refuse_copied(paths)
-        one = _admit(request, live_watch)
+        one = _admit(request)
         one.enter()
     return one.run()
 
@@ -711,7 +580,7 @@ def _known_rhythm(journal: Journal) -> Mapping[str, Any]:
     return next((end.rhythm for end in reversed(ends) if end.rhythm), {})
 
 
-def _admit(request: LaunchRequest, live_watch: Callable[..., LiveDetector] | None) -> Launch:
+def _admit(request: LaunchRequest) -> Launch:
     paths = request.paths
     journal = read_journal(paths)
     ensure_node_in_use(journal, force=request.force)
@@ -734,4 +603,4 @@ def _admit(request: LaunchRequest, live_watch: Callable[..., LiveDetector] | Non
         close_lost_launches(paths, journal, writer)
     except JournalError:
         pass  # reported with the first entry of this launch
-    return Launch(request, number, secrets.token_hex(16), writer, live_watch)
+    return Launch(request, number, secrets.token_hex(16), writer)

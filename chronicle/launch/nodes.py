@@ -139,7 +139,8 @@ class Peers:
         self._next_look = now + LOOK_SECONDS
         for path in sorted(self._directory.glob(".ended-node*.json")):
             said = _read_json(path)
-            if not said or said.get("cause") in (EndCause.FINISHED, EndCause.EARLY) or path == self._place(self._node):
+            ended_itself = said.get("cause") in (EndCause.FINISHED, EndCause.ENDED, EndCause.EARLY)
+            if not said or ended_itself or path == self._place(self._node):
                 continue
             since = self._first_seen.setdefault(path.name, now)
             patience = AFTER_FAILURE_SECONDS + (self._grace if said.get("stopped") else 0.0)

@@ -1,4 +1,4 @@
-"""Destinations of printed output: append-only log files that tolerate a full disk, and a live view that does not block.
+"""Printed output on its way: append-only log files, a live view that does not block, and the lines of a log that grows.
 
 A log that cannot be written is reported once and counts the lost bytes. It tries again every ten seconds and marks the gap
 when the disk has room again. The live view buffers at most a megabyte for a terminal that does not read (Ctrl-S, a pager).
@@ -8,15 +8,18 @@ from __future__ import annotations
 
 import os
 import select
+import stat
 import time
 from collections.abc import Callable
 from dataclasses import KW_ONLY, dataclass
 from pathlib import Path
+from typing import BinaryIO
 
 RETRY_SECONDS = 10.0
 ROTATE_BYTES = 256 << 20
 BACKLOG_BYTES = 1 << 20
 CHUNK_BYTES = select.PIPE_BUF  # a writable pipe accepts this many bytes without blocking
+FILE_BYTES = 1 << 16  # at once to a file, which never blocks for a reader
 TAIL_BYTES = 1 << 14
 LONGEST_LINE_BYTES = 1 << 16
 
@@ -30,7 +33,6 @@ class LogFile:
     complain: Callable[[str], None]
     clock: Callable[[], float] = time.monotonic
     rotate_bytes: int = ROTATE_BYTES
-    on_rotate: Callable[[Path], None] = lambda path: None
     received: int = 0  # bytes that the launch printed, lost ones too
     lost_bytes: int = 0
     tail: bytes = b""
@@ -84,17 +86,20 @@ class LogFile:
         return _last_lines(self.tail[max(0, start - before) : None if end is None else max(0, end - before)], count)
 
     def _rotate(self) -> None:
-        """Rename `rank-0.log` to `rank-0.0001.log` and start a new file; the caller seals the part."""
+        """Rename `rank-0.log` to `rank-0.0001.log` and start a new file."""
         self._parts += 1
-        part = self.path.with_name(f"{self.path.stem}.{self._parts:04d}{self.path.suffix}")
-        os.rename(self.path, part)
+        os.rename(self.path, part_of(self.path, self._parts))
         self.close()
         self._size = 0
-        self.on_rotate(part)
 
     def _lose(self, size: int) -> None:
         self.lost_bytes += size
         self._hole += size
+
+
+def part_of(log: Path, number: int) -> Path:
+    """Where a part of a log lies that was full, counted from 1."""
+    return log.with_name(f"{log.stem}.{number:04d}{log.suffix}")
 
 
 class LiveView:
@@ -105,6 +110,9 @@ class LiveView:
         self._waiting = bytearray()
         self._skipped = 0
         self._gone = False
+        self._at_once = FILE_BYTES if _is_file(fd) else CHUNK_BYTES
+        self._ready = select.poll()
+        self._ready.register(fd, select.POLLOUT)
 
     @property
     def pending(self) -> bool:
@@ -128,17 +136,82 @@ class LiveView:
         """Write buffered bytes for as long as the descriptor accepts them."""
         while self._waiting and not self._gone:
             try:
-                ready = select.poll()
-                ready.register(self._fd, select.POLLOUT)
-                events = ready.poll(0)
-                if not events:
+                if not self._ready.poll(0):
                     return
-                del self._waiting[: os.write(self._fd, self._waiting[:CHUNK_BYTES])]
+                del self._waiting[: os.write(self._fd, self._waiting[: self._at_once])]
             except BlockingIOError:
                 return
             except OSError:  # the reader has closed the pipe (`chronicle run … | head`): the run goes on
                 self._gone = True
                 self._waiting.clear()
+
+
+def _is_file(fd: int) -> bool:
+    """Whether this is a file on a disk, or `/dev/null`."""
+    try:
+        return stat.S_ISREG(os.fstat(fd).st_mode) or os.path.samestat(os.fstat(fd), os.stat(os.devnull))
+    except OSError:
+        return False
+
+
+# --- Lines
+
+
+class LineTail:
+    """The lines appended to a file since the last look, also through the parts of a `LogFile`.
+
+    A carriage return ends a line too. A missing file has no lines. A file that was cut or replaced, and has no parts, is read
+    from its start. `part` and `offset` are where the next look begins: of the last line that was returned, its end.
+    """
+
+    def __init__(self, path: Path, *, part: int = 0, offset: int = 0) -> None:
+        self.path = path
+        self.part, self.offset = part, offset
+        self._inode: int | None = None
+        self._ahead = b""  # read, and not a whole line yet
+
+    def read(self, most: int = 1 << 22) -> list[bytes]:
+        """Lines without their ends; blank ones are left out. `most`: bytes that are read at once."""
+        fresh = self._read_bytes(most)
+        data = self._ahead + fresh
+        *lines, self._ahead = data.replace(b"\r", b"\n").split(b"\n")
+        if len(self._ahead) >= LONGEST_LINE_BYTES:
+            lines.append(self._ahead)
+            self._ahead = b""
+        self.offset += len(data) - len(self._ahead)
+        return [line for line in lines if line]
+
+    def rest(self) -> bytes:
+        """What stands at the end without the end of a line; it will not be returned again."""
+        rest, self._ahead = self._ahead, b""
+        self.offset += len(rest)
+        return rest
+
+    def _read_bytes(self, most: int) -> bytes:
+        while True:
+            full = part_of(self.path, self.part + 1)
+            is_full = full.exists()
+            try:
+                with open(full if is_full else self.path, "rb") as log:
+                    if not is_full and full.exists():
+                        continue  # it was renamed before it was opened
+                    data = self._read_from(log, most)
+            except FileNotFoundError:
+                return b""
+            if data or not is_full:
+                return data
+            self.part += 1
+            self.offset, self._ahead = 0, b""
+            self._inode = None
+
+    def _read_from(self, log: BinaryIO, most: int) -> bytes:
+        inode = os.fstat(log.fileno()).st_ino
+        size = log.seek(0, os.SEEK_END)
+        if size < self.offset + len(self._ahead) or self._inode not in (None, inode):
+            self.offset, self._ahead = 0, b""
+        self._inode = inode
+        log.seek(self.offset + len(self._ahead))
+        return log.read(most)
 
 
 def split_lines(waiting: bytes, data: bytes, *, final: bool = False) -> tuple[list[bytes], bytes]:

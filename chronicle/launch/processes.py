@@ -105,27 +105,30 @@ def list_processes() -> list[Process]:
     return [process for pid in pids if (process := read_process(pid)) is not None]
 
 
-def list_descendants(root: int, table: Iterable[Process]) -> list[Process]:
-    """List all descendants of `root`, from the whole process table. Complete as long as no process is reparented."""
+def list_descendants(root: int, table: Iterable[Process], *, apart: int | None = None) -> list[Process]:
+    """List all descendants of `root`, from the whole process table. Complete as long as no process is reparented.
+
+    Without the process `apart` and those below it.
+    """
     children: dict[int, list[Process]] = {}
     for process in table:
         children.setdefault(process.parent, []).append(process)
     found: list[Process] = []
     waiting = [root]
     while waiting:
-        below = children.get(waiting.pop(), [])
+        below = [child for child in children.get(waiting.pop(), []) if child.pid != apart]
         found += below
         waiting += (process.pid for process in below)
     return found
 
 
-def walk_children(root: int) -> list[Process]:
+def walk_children(root: int, *, apart: int | None = None) -> list[Process]:
     """Like `list_descendants`, but reads only this tree: cheap on a busy node, and may miss a process that just started."""
     found: list[Process] = []
     waiting = [root]
     while waiting:
         for child in _read_children(waiting.pop()):
-            process = read_process(child)
+            process = None if child == apart else read_process(child)
             if process is not None:
                 found.append(process)
                 waiting.append(child)

@@ -15,17 +15,14 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from typing import NamedTuple
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
 
-from chronicle.launch.processes import TICKS, Process, read_environment, read_exit_code, walk_children
-from chronicle.launch.pulse import AttemptBegun
-from chronicle.metrics.log import ATTEMPT_VARIABLE
+from chronicle.launch.processes import Process, read_environment, read_exit_code, walk_children
+from chronicle.metrics.log import attempt_of
 
 OUTPUT_VARIABLE = "CHRONICLE_OUTPUT"
 RANK_VARIABLES = ("RANK", "SLURM_PROCID", "OMPI_COMM_WORLD_RANK", "PMI_RANK")
-LATENCY_MARK = "\x1e"  # ASCII record separator: marks the line whose arrival is timed
 
 
 def rank_of(environ: Mapping[str, str]) -> int | None:
@@ -66,7 +63,7 @@ def _has_busy_thread() -> bool:
 
 
 def open_rank_output(
-    rank: int | None = None, *, environ: Mapping[str, str] = os.environ, redirect: bool = True
+    rank: int | None = None, *, environ: Mapping[str, str] = os.environ
 ) -> bool:
     """Send stdout and stderr of this process to the supervisor as this rank's output; return whether they are sent.
 
@@ -75,24 +72,20 @@ def open_rank_output(
     `chronicle run`, or when the socket cannot be reached, output stays where it is.
 
     Also sets both streams to line buffering without write-through: `python -u` writes one `print` in pieces, which mixes
-    lines of several ranks (measured: 4,672 of 6,000). With `redirect=False` the output stays with the launcher and only
-    the latency test is made: one marked line, printed and not flushed, whose arrival is timed.
+    lines of several ranks (measured: 4,672 of 6,000).
     """
-    if redirect:
-        for stream in (sys.stdout, sys.stderr):
-            if isinstance(stream, io.TextIOWrapper):
-                stream.reconfigure(line_buffering=True, write_through=False)
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(line_buffering=True, write_through=False)
     address = environ.get(OUTPUT_VARIABLE)
     if not address:
         return False
     number = rank if rank is not None else rank_of(environ)
-    return _connect(address, 0 if number is None else number, environ, redirect)
+    return _connect(address, 0 if number is None else number, environ)
 
 
-def _connect(address: str, rank: int, environ: Mapping[str, str], redirect: bool) -> bool:
-    mark = os.urandom(8).hex()
+def _connect(address: str, rank: int, environ: Mapping[str, str]) -> bool:
     hello = {"v": 1, "rank": rank, "pid": os.getpid(), "world_size": environ.get("WORLD_SIZE")}
-    hello |= {"redirect": redirect, "latency": mark}
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as line:
         try:
             line.connect(address.replace("@", "\0", 1) if address.startswith("@") else address)
@@ -101,11 +94,9 @@ def _connect(address: str, rank: int, environ: Mapping[str, str], redirect: bool
             return False  # another network namespace, or the supervisor is gone: keep the launcher's streams
         sys.stdout.flush()
         sys.stderr.flush()
-        if redirect:
-            os.dup2(line.fileno(), 1)
-            os.dup2(line.fileno(), 2)
-    print(f"{LATENCY_MARK}latency {mark}")
-    return redirect
+        os.dup2(line.fileno(), 1)
+        os.dup2(line.fileno(), 2)
+    return True
 
 
 # --- In the supervisor: which process is which rank
@@ -113,14 +104,6 @@ def _connect(address: str, rank: int, environ: Mapping[str, str], redirect: bool
 
 ONE_LOOK_SECONDS = 0.05
 SETTLING_SECONDS = 120.0  # after a rank's end its launcher may start the group again
-
-
-class FirstFailure(NamedTuple):
-    """The rank that a launcher names as the first to fail. It had waited for that process, so it knows."""
-
-    pid: int
-    local_rank: int
-    code: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -137,26 +120,30 @@ class RankDeath:
     code: int | None = None
 
 
+def ranks_among(tree: Iterable[Process]) -> dict[int, int]:
+    """The process of each rank, by the environments: of those with one number the topmost. A parent comes before its child."""
+    found: dict[int, int] = {}
+    rank_by_pid: dict[int, int] = {}
+    for process in tree:
+        rank = rank_of(read_environment(process.pid) or {})
+        if rank is None:
+            continue
+        rank_by_pid[process.pid] = rank
+        if rank_by_pid.get(process.parent) != rank:
+            found[rank] = process.pid
+    return found
+
+
 @dataclass
 class RankWatch:
-    """Ranks of one launch on this host.
-
-    `on_attempt(n, death, seconds)`: so long ago the launcher started its ranks the n-th time again, after `death`.
-    `named()`: the failures that the launcher has named until now, one for each attempt that failed on this machine.
-    `begun()`: what the ranks said at their start, in order of the attempts.
-    """
+    """Ranks of one launch on this host. A launcher may start them again (`torchrun --max-restarts`)."""
 
     selector: selectors.BaseSelector
     clock: Callable[[], float] = time.monotonic
-    on_attempt: Callable[[int, RankDeath | None, float], None] = lambda attempt, death, seconds: None
-    named: Callable[[], Sequence[FirstFailure]] = tuple
-    begun: Callable[[], Sequence[AttemptBegun]] = tuple
+    apart: Callable[[], int | None] = lambda: None  # a child of ours that is no part of the launch
     pids: dict[int, int] = field(default_factory=dict)
     deaths: list[RankDeath] = field(default_factory=list)
-    _told: set[int] = field(default_factory=set)  # pids that the launcher named for the attempts before this one
-    _first_rank: int = 0  # of this machine
-    _attempt: int | None = None
-    _noted_at: float = float("-inf")  # when the present attempt was seen first: its other ranks may still be starting
+    _attempts: dict[int, int] = field(default_factory=dict)  # pid -> which start of the ranks it is of
     _handles: dict[int, int] = field(default_factory=dict)  # rank -> pidfd
     _known: set[tuple[int, int]] = field(default_factory=set)
     _rank_by_pid: dict[int, int] = field(default_factory=dict)  # of every process that was seen, a rank's children too
@@ -174,98 +161,58 @@ class RankWatch:
         if rank in self._handles:  # the launcher restarted its group: use the new process
             self._close(rank)
         self.pids[rank] = pid
+        attempt = attempt_of(read_environment(pid) or {})
+        if attempt > max(self._attempts.values(), default=0):
+            self._found.clear()
+        self._attempts[pid] = attempt
         self._found.add(rank)
         self._handles[rank] = handle
         self.selector.register(handle, selectors.EVENT_READ, lambda: self._ended(rank, pid))
 
     def look(self) -> list[tuple[int, int]]:
         """Find ranks by their environment; return the living process tree as (pid, start ticks)."""
-        tree = walk_children(os.getpid())
-        self.hear()
+        tree = walk_children(os.getpid(), apart=self.apart())
         for process in tree:
             if process.key in self._known or not process.alive:
                 continue
             environment = read_environment(process.pid)
             rank = None if environment is None else rank_of(environment)
-            if rank is None:
+            if environment is None or rank is None:
                 continue
             self._rank_by_pid[process.pid] = rank
-            local = (environment or {}).get("LOCAL_WORLD_SIZE", "")
+            local = environment.get("LOCAL_WORLD_SIZE", "")
             self._expected = max(self._expected, int(local) if local.isdecimal() else 0)
-            place = (environment or {}).get("LOCAL_RANK", "")
-            self._first_rank = rank - int(place) if place.isdecimal() else 0
-            self._note_attempt(environment or {}, process)
             # children of a rank inherit its number: only the topmost process is the rank
             if self._rank_by_pid.get(process.parent) != rank and process.parent not in self.pids.values():
                 self.add(rank, process.pid)
             self._known.add(process.key)
         return [process.key for process in tree if process.alive]
 
-    def hear(self) -> None:
-        """Take note of the attempts that ranks of this machine announced at their start, also of those that are over."""
-        begun = self.begun()
-        for one in begun:
-            if one.attempt > (self._attempt or 0):
-                self._begin(one.attempt, one.start_ticks, {other.pid for other in begun if other.attempt >= one.attempt})
-
-    def _note_attempt(self, environment: Mapping[str, str], process: Process) -> None:
-        """A rank that announced nothing: its environment has the restart count."""
-        count = environment.get(ATTEMPT_VARIABLE, "")
-        if count.isdigit():
-            self._begin(int(count), process.start_ticks, {process.pid})
-
-    def _begin(self, count: int, start_ticks: int, own: Collection[int]) -> None:
-        """A restart count above the known one begins another attempt; deaths of its `own` processes are no earlier one's."""
-        if self._attempt is None:
-            self._attempt = 0  # an attempt that was over before we looked counts too
-        if self._attempt >= count:
-            return
-        self.collect()  # its ranks have ended before these were started; on a busy machine nobody has told us yet
-        later = [death for death in self.deaths if death.pid in own]
-        self.deaths = [death for death in self.deaths if death.pid not in own]
-        while self._attempt < count:
-            self._attempt += 1
-            self._noted_at = self.clock()
-            age = time.clock_gettime(time.CLOCK_BOOTTIME) - start_ticks / TICKS
-            death = self.first_death(but=own)
-            self.on_attempt(self._attempt, death, max(0.0, age))
-            self._told |= set() if death is None else {death.pid}
-            self._found.clear()
-            self.deaths = []
-        self.deaths = later
-        self._told |= {one.pid for one in self.named()} - set(own)
-
     @property
     def unsettled(self) -> bool:
-        """Whether a rank ended, or an attempt began, a short time ago: its launcher may be starting the group."""
-        return self.clock() - max([self._noted_at, *(death.time for death in self.deaths)]) < SETTLING_SECONDS
+        """Whether a rank ended a short time ago: its launcher may be starting the group again."""
+        return any(self.clock() - death.time < SETTLING_SECONDS for death in self.deaths)
 
     @property
     def complete(self) -> bool:
         """Whether every rank of this machine has been seen; False where nothing says how many there are."""
         return 0 < self._expected <= len(self._found)
 
-    def first_death(self, but: Collection[int] = ()) -> RankDeath | None:
+    def first_death(self) -> RankDeath | None:
         """Return the rank of the present attempt that ended first; None when none has ended, or when that is not known.
 
-        Where it had finished or was ended by TERM, or its code is not known, the rank counts that the launcher names, by its
-        pid, or the first one that failed. Words about the processes `but`, which belong to a later attempt, do not count.
+        A rank that had finished, or was ended by TERM, is no failure where another one failed.
         """
         first = self._first_seen()
-        if first is not None and first.code not in (None, 0, -signal.SIGTERM):
-            return first
-        seen = {death.pid: death for death in self.deaths}
-        named = [one for one in self.named() if one.pid not in self._told and one.pid not in but]
-        for one in named:
-            if one.pid in seen:
-                return replace(seen[one.pid], code=one.code)
-        if first is not None and first.code == 0:  # it had finished: another one may have failed
-            failed = [one for one in self.deaths if one.code not in (None, 0, -signal.SIGTERM)]
-            first = min(failed, key=lambda death: death.time, default=None if named else first)
-        if first is None and named:
-            rank = self._rank_by_pid.get(named[0].pid, self._first_rank + named[0].local_rank)
-            return RankDeath(rank=rank, pid=named[0].pid, time=self.clock(), code=named[0].code)
+        if first is not None and first.code == 0:
+            failed = [one for one in self._own_deaths() if one.code not in (None, 0, -signal.SIGTERM)]
+            return min(failed, key=lambda death: death.time, default=first)
         return first
+
+    def _own_deaths(self) -> list[RankDeath]:
+        """Of the present attempt: the ranks' environments have the restart count."""
+        newest = max(self._attempts.values(), default=0)
+        return [death for death in self.deaths if self._attempts.get(death.pid, 0) == newest]
 
     def _first_seen(self) -> RankDeath | None:
         """By the order in which their ends were seen.
@@ -273,12 +220,13 @@ class RankWatch:
         Of ranks that were found ended in one look, one that the launcher had to end (TERM) was not the first. Nor was it where
         another rank was never seen.
         """
-        if not self.deaths:
+        deaths = self._own_deaths()
+        if not deaths:
             return None
-        first = min(self.deaths, key=lambda death: death.time)
+        first = min(deaths, key=lambda death: death.time)
         if first.code != -signal.SIGTERM:
             return first
-        others = (death for death in self.deaths if death.code != first.code and death.time - first.time < ONE_LOOK_SECONDS)
+        others = (death for death in deaths if death.code != first.code and death.time - first.time < ONE_LOOK_SECONDS)
         return next(others, None if len(self._found) < self._expected else first)
 
     def collect(self) -> None:

@@ -13,10 +13,10 @@ from pathlib import Path
 from typing import Any
 
 from chronicle.errors import JournalError
-from chronicle.journal import Entry, Journal, JournalWriter
+from chronicle.journal import Entry, Journal, JournalWriter, read_journal
 from chronicle.journal.events import EndCause, GuardVerdict, JournalEvent, LaunchEnd, SealedParts, events_of
 from chronicle.launch.ending import Ending
-from chronicle.launch.ranks import FirstFailure, RankDeath
+from chronicle.launch.ranks import RankDeath
 from chronicle.launch.supervisor import DO_NOT_REQUEUE, LaunchOutcome
 from chronicle.paths import RunPaths
 
@@ -74,7 +74,6 @@ def describe_end(
     tails: Mapping[int, Sequence[str]],
     launcher_tail: Sequence[str],
     lost_bytes: int,
-    late: Mapping[int, float | None],
     ending: Ending,
     explained: bool = False,
 ) -> dict[str, Any]:
@@ -109,8 +108,6 @@ def describe_end(
         data["tail_of"] = f"rank {death.rank}" if death is not None and tail else "launcher"
     if lost_bytes:
         data["log_bytes_lost"] = lost_bytes
-    if late:
-        data["buffered_ranks"] = {str(rank): seconds for rank, seconds in sorted(late.items())}
     return data
 
 
@@ -132,15 +129,6 @@ def _reported(lines: Iterable[str]) -> Iterator[tuple[int | None, int]]:
         rank = rank if named is None else int(named.group(1))
         if code is not None:
             yield rank, int(code.group(1))
-
-
-TORCHRUN_FIRST = re.compile(rb"failed \(exitcode: (-?\d+)\)\s+local_rank: (\d+) \(pid: (\d+)\)")
-
-
-def first_failures(printed: bytes) -> list[tuple[FirstFailure, int]]:
-    """Every rank that torchrun names as the first to fail, before it starts its ranks again, and where that word ends."""
-    found = TORCHRUN_FIRST.finditer(printed)
-    return [(FirstFailure(code=int(one[1]), local_rank=int(one[2]), pid=int(one[3])), one.end()) for one in found]
 
 
 CALLED_PROCESS = re.compile(
@@ -190,7 +178,9 @@ def title_of_end(launch: int, data: Mapping[str, Any]) -> str:
     elif data["signal"]:
         how, said = f"ended by {data['signal']}", None
     elif data["exit_code"] == 0:
-        how, said = "completed" if data.get("cause") == EndCause.FINISHED else "ended with code 0", EndCause.FINISHED
+        how, said = "ended with code 0", EndCause.ENDED
+        if data.get("cause") == EndCause.FINISHED:
+            how, said = "completed", EndCause.FINISHED
     at = "" if data["last_step"] is None else f" at step {data['last_step']}"
     cause = data.get("cause")
     return f"launch {launch} {how}{at}" + (f": {cause}" if cause and cause != said else "")
@@ -201,7 +191,9 @@ def format_end(launch: int, data: Mapping[str, Any]) -> list[str]:
     ended = data["ended_processes"]
     counts = ", ".join(f"{ended[key]} {word}" for key, word in (("terminated", "TERM"), ("killed", "KILL")) if ended[key])
     lines = [f"{title_of_end(launch, data)}, after {data['duration_seconds']:.1f} s, exit code {data['exit_code']}"]
-    if data.get("cause") not in (None, EndCause.FINISHED, EndCause.PROPOSAL):
+    if data.get("cause") == EndCause.ENDED:
+        lines.append(data["because"])
+    elif data.get("cause") not in (None, EndCause.FINISHED, EndCause.PROPOSAL):
         lines.append(f"cause: {data['cause']} ({data['because']})")
     first = data.get("first_to_end")
     if first is not None:
@@ -218,36 +210,38 @@ def format_end(launch: int, data: Mapping[str, Any]) -> list[str]:
         lines.append(f"still alive, in an uninterruptible system call: {', '.join(map(str, ended['left']))}")
     if data.get("log_bytes_lost"):
         lines.append(f"{data['log_bytes_lost']} bytes of logs could not be written")
-    if data.get("buffered_ranks"):
-        lines.append(f"output of rank {', '.join(data['buffered_ranks'])} arrived late: it was buffered")
     return lines
 
 
 # --- Seals: digests of logs and evidence files
 
 SEALING: Mapping[str, type[LaunchEnd] | type[SealedParts]] = {LaunchEnd.KIND: LaunchEnd, SealedParts.KIND: SealedParts}
+PART = "*.[0-9][0-9][0-9][0-9].log"
 SEALED = ("*.log", "evidence/*.jsonl", "metrics.jsonl", "samples.jsonl")
 
 
 class LaunchSeals:
-    """Seals the files of one launch: rotated parts at once, all others at its end."""
+    """Seals the files of one launch: parts of logs that are full soon, all others at its end."""
 
     def __init__(self, paths: RunPaths, number: int, record: LaunchRecord) -> None:
         self._paths, self._number, self._record = paths, number, record
-        self._parts: dict[Path, dict[str, Any]] = {}
+        self._parts: set[Path] = set()
 
-    def seal_part(self, part: Path) -> None:
-        """Write the digest of a rotated log to the journal now, not at the end of the launch."""
-        seal = seal_file(self._paths, part)
-        if seal is not None:
-            self._parts[part] = seal
-            self._record.write(SealedParts(sealed=(seal,)), title=f"log part {part.name} sealed")
+    def seal_parts(self) -> None:
+        """Write the digests of the parts that are full to the journal now, not at the end of the launch."""
+        for part in set(self._paths.launch_dir(self._number).glob(PART)) - self._parts:
+            self._parts.add(part)
+            seal = seal_file(self._paths, part)
+            if seal is not None:
+                self._record.write(SealedParts(sealed=(seal,)), title=f"log part {part.name} sealed")
 
-    def seal_all(self, is_ours: Callable[[Path], bool]) -> list[dict[str, Any]]:
+    def seal_all(self, is_ours: Callable[[Path], bool]) -> list[Mapping[str, Any]]:
         """Return the seals of all files this launch wrote on this node, rotated parts included."""
         directory = self._paths.launch_dir(self._number)
         files = sorted(path for pattern in SEALED for path in directory.glob(pattern) if is_ours(path))
-        seals = (self._parts.get(path) or seal_file(self._paths, path) for path in files)
+        told = events_of(read_journal(self._paths).entries, SealedParts)
+        known = {seal["path"]: seal for entry, event in told if entry.launch == self._number for seal in event.sealed}
+        seals = (known.get(_below_run(self._paths, path)) or seal_file(self._paths, path) for path in files)
         return [seal for seal in seals if seal is not None]
 
 
@@ -259,7 +253,11 @@ def seal_file(paths: RunPaths, path: Path) -> dict[str, Any] | None:
             size = file.tell()
     except OSError:
         return None
-    return {"path": path.relative_to(paths.run_dir).as_posix(), "bytes": size, "sha256": digest}
+    return {"path": _below_run(paths, path), "bytes": size, "sha256": digest}
+
+
+def _below_run(paths: RunPaths, path: Path) -> str:
+    return path.relative_to(paths.run_dir).as_posix()
 
 
 def broken_seals(

@@ -3,7 +3,7 @@
     launch ends ── cause ── rule ──┬─ again, here, after a pause     crash, hang, ended early, unknown; disk full with room
                                    ├─ again, in a new job            preempted, time limit, node lost
                                    ├─ stop: a person has to look     out of memory, refused, stopped, proposal
-                                   └─ finished
+                                   └─ finished, or ended with code 0
 
 The decision belongs to the journal, so that it is the same whoever asks: the loop of `chronicle run --restarts`, the batch
 script through `chronicle again`, or the next start of a job that the scheduler requeued by itself. `decide_onward` is pure.
@@ -73,6 +73,10 @@ class Verdict(StrEnum):
     NEW_JOB = "again in a new job"
     STOP = "stop"
     FINISHED = "finished"
+    ENDED = "ended"  # with code 0; nothing says that steps are left
+
+
+WELL = (Verdict.FINISHED, Verdict.ENDED)
 
 
 class RestartRule(NamedTuple):
@@ -85,6 +89,7 @@ class RestartRule(NamedTuple):
 
 RULES: Mapping[EndCause, RestartRule] = {
     EndCause.FINISHED: RestartRule(Verdict.FINISHED, None, "the run has finished"),
+    EndCause.ENDED: RestartRule(Verdict.ENDED, None, "code 0, and no planned step count says that steps are left"),
     EndCause.EARLY: RestartRule(Verdict.HERE, None, "it did not reach its last step"),
     EndCause.PREEMPTED: RestartRule(Verdict.NEW_JOB, PATIENCE, "nothing is wrong with the run"),
     EndCause.NODE_LOST: RestartRule(Verdict.NEW_JOB, PATIENCE, "nothing is wrong with the run"),
@@ -148,7 +153,7 @@ def decide_onward(attempts: Sequence[Attempt], policy: Policy) -> Onward:
         return Onward(Verdict.STOP, f"{last.cause.value}: the next save would fail as well: free space first")
     if last.cause is EndCause.STOPPED and last.requeued:
         rule, said = REQUEUED, f"{last.cause.value}: {REQUEUED.why}"
-    if rule.verdict in (Verdict.STOP, Verdict.FINISHED):
+    if rule.verdict not in (Verdict.HERE, Verdict.NEW_JOB):
         return Onward(rule.verdict, said)
     if last.cause is EndCause.EARLY and len(attempts) > 1 and attempts[-2].cause is EndCause.EARLY:
         return Onward(Verdict.STOP, f"{last.cause.value} twice in a row: it may be meant to end there; a person has to look")
@@ -492,7 +497,7 @@ def keep_going(
     while True:
         end = launch(None, hand_over(settings, run.say))
         settled = run.settle()
-        if settled is None or settled.launch != end.launch or settled.decision.verdict is Verdict.FINISHED:
+        if settled is None or settled.launch != end.launch or settled.decision.verdict in WELL:
             return end  # where its entries could not be written, nothing is known, and nothing is repeated
         if settled.decision.verdict is not Verdict.HERE:
             run.say(f"{settled.decision.verdict.value}: {settled.decision.reason}")
@@ -518,7 +523,7 @@ def _ended_before(settled: Settled, killed: Killed) -> LaunchResult:
     """The result of a launch whose supervisor was killed, and which is not followed by another one here."""
     from chronicle.launch.launching import LaunchResult
 
-    code = 0 if settled.decision.verdict is Verdict.FINISHED else 128 + killed.signal
+    code = 0 if settled.decision.verdict in WELL else 128 + killed.signal
     return LaunchResult(launch=settled.launch, exit_code=code, data={})
 
 

@@ -181,13 +181,6 @@ WAITS = re.compile(r"/torch/distributed/|/torch/nn/parallel/|/torch/autograd/gra
 WAITING = re.compile(r"barrier|reduce|gather|scatter|broadcast|_engine_run_backward|wait|recv|synchronize")
 
 
-WAITS_FOR_A_BUILD = "/torch/utils/file_baton.py"
-BUILDS = (
-    (WAITS_FOR_A_BUILD, "waits for another process's build of a torch extension"),
-    ("/torch/utils/cpp_extension.py", "builds a torch extension, which takes minutes,"),
-)
-
-
 class Stand(NamedTuple):
     """Where one rank stands. `idle`: it used next to no CPU; `why`: why there is no stack."""
 
@@ -226,7 +219,6 @@ class Stand(NamedTuple):
             kernel = f", in the kernel: {self.wchan}" if self.wchan not in ("", "0") else ""
             return f"{'uses no CPU' if self.idle else 'uses the CPU'}{kernel}; no stack: {self.why or 'none was printed'}"
         doing = f"waits for other ranks in {self.stack[0].function}" if self.waits else ("waits" if self.idle else "runs")
-        doing = next((words for part, words in BUILDS if any(part in frame.path for frame in self.stack)), doing)
         below = f"; its process {self.stopped_below[0]} is stopped" if self.stopped_below else ""
         return f"{doing}{self._at()}{below}"
 

@@ -7,7 +7,7 @@ Silence alone is no alarm: saves, evaluations, compilation and first steps are s
 moves no data, when it is stopped, or when it uses the CPU without leaving its function. It works when data moves, when its own
 processes work, or when its stack changes. A launch stands when no silent rank works. What is unknown is no alarm, and is shown.
 
-`StallWatch.tick` is called once a second by the supervisor and never waits: an answer is read at a later tick.
+`StallWatch.tick` is called once a second and never waits: an answer is read at a later tick.
 """
 
 from __future__ import annotations
@@ -22,14 +22,13 @@ from pathlib import Path
 from typing import Any
 
 from chronicle.journal.events import Incident
-from chronicle.launch.processes import read_command, read_environment, walk_children
+from chronicle.launch.processes import Process, read_command, read_environment, walk_children
 from chronicle.launch.pulse import Announcement, Pulse, ask_for_stacks, read_announcements, read_pulses
 from chronicle.launch.ranks import rank_of
 from chronicle.launch.rhythm import Rhythm, Silences
 from chronicle.launch.stacks import (
     IDLE_CPU,
     PATIENT_SECONDS,
-    WAITS_FOR_A_BUILD,
     Autopsy,
     ProcessReading,
     RankDoing,
@@ -50,10 +49,6 @@ QUIET_SECONDS = 5.0  # a silence that `status` shows
 LONGEST_SECONDS = 3600.0  # of work without a step
 LAUNCHERS = re.compile(
     r"(?:^|/)(?:accelerate|torchrun|deepspeed)$|torch[./]distributed[./](?:run|launch)|accelerate[./]commands|deepspeed[./]launcher"
-)
-WAITING_FOR_A_BUILD = (
-    "torch waits for the build of an extension: where no process builds it, a killed build left the file `lock` in its "
-    "directory below TORCH_EXTENSIONS_DIR (~/.cache/torch_extensions); remove that file"
 )
 
 
@@ -88,11 +83,13 @@ class _Look:
 class StallWatch:
     """The progress of one launch on this machine.
 
+    `tree()`: the processes of the launch; `rank_pids()`: which of them is which rank.
     `signs()`: printed points, bytes of the metrics file, bytes of output so far. `known`: `rhythm` of an earlier launch.
     `write(event, title=, step=, refs=)` appends to the journal. `others_work()`: which other node of the launch works.
     """
 
     pulses: Path | None
+    tree: Callable[[], Sequence[Process]]
     rank_pids: Callable[[], Mapping[int, int]]
     signs: Callable[[], tuple[int, int, int]]
     step: Callable[[], int | None]
@@ -248,7 +245,7 @@ class StallWatch:
                 found[rank] = next(named, pid)
         if found:
             return found
-        tree = [one.pid for one in walk_children(os.getpid()) if one.alive]
+        tree = [one.pid for one in self.tree() if one.alive]
         own = [pid for pid in tree if pid in announced and not announced[pid].forked and not _launches(pid)]
         return {0: (own or tree)[0]} if tree else {}
 
@@ -332,8 +329,6 @@ class StallWatch:
         evidence = self._write_dumps(look, stands, found)
         busy = self.devices()
         lines = [f"STALL: {self.words}", *(f"  {line}" for line in format_groups(found, stands))]
-        if any(frame.path.endswith(WAITS_FOR_A_BUILD) for one in stands for frame in one.stack):
-            lines.append(f"  {WAITING_FOR_A_BUILD}")
         if busy:
             lines.append("  GPUs: " + ", ".join(f"{name[:12]} {share:.0%} busy" for name, share in sorted(busy.items())))
         if evidence:

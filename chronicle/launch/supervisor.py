@@ -1,10 +1,12 @@
-"""Supervise the processes of one launch: read output, forward signals, watch ranks, and end remaining processes.
+"""Supervise the processes of one launch: copy output, forward signals, watch ranks, and end remaining processes.
 
     start ── running ──(launcher ends | signal | proposal)── ending ──(nothing left | grace over: TERM, KILL)── ended
 
 A signal is sent to the launcher only, and after its death to the processes it left to us. A DataLoader worker is not
 signalled, because its death would break the save of its trainer; one whose trainer has died is ended at once, because it holds
 the trainer's connections open (a fork has them all), and the other ranks would wait for the dead one. One thread, no locks.
+
+Nothing here reads what a line says: a loop that must answer signals does only what takes no time. `second` does the rest.
 """
 
 from __future__ import annotations
@@ -25,6 +27,7 @@ from chronicle.launch.channels import Channels
 from chronicle.launch.containment import ControlGroup, EndReport, die_with_parent, end_processes, find_contained
 from chronicle.launch.processes import Process, read_process, send_signal, signal_name, walk_children
 from chronicle.launch.ranks import RankDeath, RankWatch
+from chronicle.launch.second import Second
 
 FORWARDED = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1)
 TAKEN_AS_TERM = (signal.SIGQUIT, signal.SIGUSR2)  # their default would end a process without a record
@@ -67,8 +70,7 @@ class LaunchOutcome:
 class Supervisor:
     """Runs one command to its end. `beat` is called with the living process tree every `beat_seconds`.
 
-    `watch` is called once a second; the reason that it returns ends the launch. `work` does a bounded piece of work, between
-    two looks at signals and output; whether more is left.
+    `watch` is called once a second; the reason that it returns ends the launch.
     """
 
     command: Sequence[str]
@@ -79,9 +81,9 @@ class Supervisor:
     selector: selectors.BaseSelector
     channels: Channels
     ranks: RankWatch
+    second: Second
     group: ControlGroup | None
     watch: Callable[[], str | None]
-    work: Callable[[], bool]
     beat: Callable[[Sequence[tuple[int, int]]], None]
     beat_seconds: float
     _launcher: Process | None = None
@@ -102,9 +104,11 @@ class Supervisor:
         with _SignalPipe(self.selector, self._signals):
             self._started = time.monotonic()
             self._start()
+            self.second.start()
             self._loop()
             ended = self._end_rest()
             self.channels.drain()
+            self.second.finish(self._pump_for, stopped=self._stopped_by == "signal")
         return self._outcome(ended)
 
     def _start(self) -> None:
@@ -148,8 +152,7 @@ class Supervisor:
             if now >= next_watch:
                 next_watch = now + WATCH_SECONDS
             soon = next_look if self.ranks.unsettled or self._are_ranks_missing(now) else next_beat
-            is_left = self.work()
-            self._wait(0.0 if is_left else min(next_watch, next_beat, soon, self._deadline) - time.monotonic())
+            self._wait(min(next_watch, next_beat, soon, self._deadline) - time.monotonic())
             self._reap()
             self._end_orphaned_loaders()
             self._take_signals()
@@ -179,6 +182,8 @@ class Supervisor:
             if pid == self._launcher_pid and self._launcher_code is None:
                 self._launcher_code = os.waitstatus_to_exitcode(status)
                 self._launcher_ended_at = time.monotonic()
+            elif self.second.ended(pid, os.waitstatus_to_exitcode(status)):
+                continue
             elif os.waitstatus_to_exitcode(status) == -signal.SIGKILL and self._stop_signal is None:
                 self._killed_behind = f"process {pid}, which the launcher had left, was ended by SIGKILL"
 
@@ -187,7 +192,7 @@ class Supervisor:
         if len(self.ranks.deaths) == self._num_deaths:
             return
         self._num_deaths = len(self.ranks.deaths)
-        for process in walk_children(os.getpid()):
+        for process in walk_children(os.getpid(), apart=self.second.pid):
             if process.parent == os.getpid() and process.name == LOADER_NAME:
                 send_signal(process, signal.SIGTERM)
 
@@ -227,9 +232,9 @@ class Supervisor:
 
     def _go_on_ending(self) -> bool:
         """After the launcher's end, signal the processes it left. False when none are left."""
-        alive = [process for process in walk_children(os.getpid()) if process.alive]
+        alive = [process for process in walk_children(os.getpid(), apart=self.second.pid) if process.alive]
         if not alive:
-            alive = find_contained(self.token, self.group)  # the complete search, when the cheap one finds nothing
+            alive = self._contained()  # the complete search, when the cheap one finds nothing
         if not alive:
             return False
         now = time.monotonic()
@@ -250,7 +255,7 @@ class Supervisor:
 
     def _end_rest(self) -> EndReport:
         report = end_processes(
-            lambda: find_contained(self.token, self.group),
+            self._contained,
             term_seconds=TERM_SECONDS,
             reap=self._pump,
             kill_all=self.group.kill if self.group is not None else lambda: None,
@@ -259,8 +264,17 @@ class Supervisor:
             self.group.remove()
         self._reap()
         self.ranks.collect()
-        self.ranks.hear()  # an attempt may have begun and ended since the last look
         return report
+
+    def _contained(self) -> list[Process]:
+        return find_contained(self.token, self.group, apart=self.second.pid)
+
+    def _pump_for(self, seconds: float) -> bool:
+        """Let the selector work for so long; whether a signal has come meanwhile."""
+        num_signals = len(self._signals)
+        self._wait(seconds)
+        self._reap()
+        return len(self._signals) > num_signals
 
     def _pump(self) -> None:
         """Keep reading while processes are ended: a process that blocks in `write` cannot end."""

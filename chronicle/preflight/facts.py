@@ -24,9 +24,10 @@ from chronicle.journal.events import PlanDeclared, events_of
 FORMER = frozenset((
     "memory_needed", "memory_ways", "micro_batch", "save_round_trip", "fit_losses", "fit_resumed_equal",
     "micro_batch_difference", "telemetry", "collective_correct", "collective_seconds", "samples", "future_leak",
-    "precision_supported",
+    "precision_supported", "params_by_module", "tied_expected", "tied_in_memory", "nothing_to_tie", "wrapper_requested",
+    "compile_requested", "compile_possible", "num_distinct_samples",
 ))  # fmt: skip
-FORMER_OF_RANK = frozenset(("memory_free", "weights_digest"))
+FORMER_OF_RANK = frozenset(("memory_free", "weights_digest", "gradients_finite"))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,7 +40,6 @@ class RankFacts:
     device: str
     params_local: int | None = None
     first_batch_digest: str | None = None
-    gradients_finite: bool | None = None  # after one backward pass
     data_rank: int | None = None  # ranks of one model replica share it; None: every rank reads its own data
 
 
@@ -51,23 +51,15 @@ class TrainerFacts:
     # counts
     params_logical: int | None = None  # closed formula over the configuration
     params_counted: int | None = None  # before wrapping, each storage once
-    params_by_module: Mapping[str, int] = field(default_factory=dict)
-    tied_expected: bool | None = None
-    tied_in_memory: bool | None = None
-    nothing_to_tie: bool = False  # no embedding has a weight that could be an output's
     # topology, measured
     ranks: tuple[RankFacts, ...] = ()
     world_sizes_seen: Mapping[str, int] = field(default_factory=dict)  # launcher, torch, accelerate, deepspeed
     wrapper: str | None = None
-    wrapper_requested: str | None = None  # what the trainer's own configuration asks for
     precision: str | None = None
-    compile_requested: bool | None = None
-    compile_possible: bool | None = None
     # data
     dataset: str | None = None
     dataset_bytes: int | None = None
     num_samples: int | None = None
-    num_distinct_samples: int | None = None
     pad_fraction: float | None = None
     num_data_shards: int | None = None
     num_workers: int | None = None  # per rank

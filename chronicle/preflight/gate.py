@@ -31,7 +31,7 @@ from chronicle.preflight.results import CheckResult, CheckVerdict, PreflightFail
 ACCEPT_VARIABLE = "CHRONICLE_ACCEPT_CHANGE"
 SKIP_VARIABLE = "CHRONICLE_PREFLIGHT_SKIP"
 
-FORMER_IDS = (10, 13, 16, 17, 20, 22, 25, 27, 28)  # numbers are not given again
+FORMER_IDS = (9, 10, 12, 13, 16, 17, 18, 20, 22, 24, 25, 26, 27, 28, 29)  # numbers are not given again
 CHECK_IDS = tuple(f"PF{number:02d}" for number in range(1, 31) if number not in FORMER_IDS)
 
 

@@ -1,4 +1,4 @@
-"""Checks of this machine that need no trainer: processes, GPUs, port, disk, save time, build tools, stray files.
+"""Checks of this machine that need no trainer: processes, GPUs, disk, save time, stray files.
 
 `chronicle run` makes them before it starts anything, within about two seconds; so does `chronicle preflight`. They write
 nothing. Source of PF23: launchers kill 30 s after a signal (measured 29.8 s).
@@ -6,20 +6,16 @@ nothing. Source of PF23: launchers kill 30 s after a signal (measured 29.8 s).
 
 from __future__ import annotations
 
-import os
-import re
 import shutil
-import socket
 import subprocess
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from chronicle.journal import Entry
-from chronicle.journal.events import CheckpointSaved, LaunchEnd, events_of
+from chronicle.journal.events import CheckpointSaved, events_of
 from chronicle.launch.admission import find_alive, list_launches
 from chronicle.launch.ending import free_bytes
-from chronicle.launch.launchers import LAUNCHERS, SHELLS, count_requested_ranks
 from chronicle.paths import RunPaths
 from chronicle.preflight.fact_checks import FACT_CHECKS
 from chronicle.preflight.facts import SIGNAL_LEAD_VARIABLE, Baseline, TrainerFacts, read_seconds
@@ -27,12 +23,7 @@ from chronicle.preflight.results import CheckAnswer, CheckResult, CheckRow, fail
 from rollback.errors import RollbackError
 
 GPU_TOLERANCE_MIB = 512  # what an idle driver context may hold
-GPU_DEVICES = ("/dev/nvidiactl", "/dev/nvidia0", "/dev/kfd", "/dev/dxg", "/dev/accel")
 QUERY_SECONDS = 1.5  # all checks before a launch together take at most two
-PORT_FLAGS = ("--master_port", "--master-port", "--main_process_port", "--main-process-port", "--rdzv-port")
-ENDPOINT_FLAGS = ("--rdzv_endpoint", "--rdzv-endpoint")
-DEFAULT_ENDPOINT_PORT = "29400"  # of torch's c10d rendezvous
-HERE = ("localhost", "127.0.0.1", "::1", "0.0.0.0", "")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,8 +51,6 @@ def _orphans(host: Host) -> CheckAnswer:
 def _gpus_free(host: Host) -> CheckAnswer:
     """PF08: no other process uses memory of the GPUs that this launch can see; unknown where they cannot be asked."""
     if shutil.which("nvidia-smi") is None:
-        if not any(Path(path).exists() for path in GPU_DEVICES):
-            return unknown("no GPU in this machine")
         return unknown("no NVIDIA driver here")
     query = ["nvidia-smi", "--query-gpu=index,uuid,memory.used", "--format=csv,noheader,nounits"]
     try:
@@ -84,62 +73,6 @@ def _gpus_free(host: Host) -> CheckAnswer:
 def _rows(text: str) -> list[tuple[str, str, str]]:
     split = (tuple(word.strip() for word in line.split(",")) for line in text.splitlines())
     return [(row[0], row[1], row[2]) for row in split if len(row) == 3]
-
-
-def _port(host: Host) -> CheckAnswer:
-    """PF09: the rendezvous port can be bound; `--standalone` picks its own."""
-    place, port = _find_port(host.command) or ("", host.environ.get("MASTER_PORT") or "")
-    if place not in (*HERE, socket.gethostname(), socket.gethostname().split(".")[0]):
-        return unknown(f"the rendezvous is at {place}:{port}, not on this machine")
-    if port == "0" or "--standalone" in host.command:
-        return passes("the launcher takes a free port", "the command")
-    if not port.isdigit():
-        if host.command and count_requested_ranks(host.command) is None and not _is_launcher(host.command):
-            return unknown("one process: no launcher, no port")
-        return unknown("the command names no port")
-    with socket.socket() as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            probe.bind(("", int(port)))
-        except (OSError, OverflowError) as error:
-            reason = getattr(error, "strerror", None) or error
-            return fails(f"port {port}: {reason}", "one bind", "name another, or use --standalone")
-    return passes(f"port {port} is free", "one bind")
-
-
-def _find_port(command: Sequence[str]) -> tuple[str, str] | None:
-    """Host ("" where it is not named) and port of the rendezvous, as the command names them."""
-    for index, word in enumerate(command):
-        name, equals, value = word.partition("=")
-        value = value if equals else (command[index + 1] if index + 1 < len(command) else "")
-        if name in PORT_FLAGS:
-            return "", value
-        if name in ENDPOINT_FLAGS:
-            place, _, port = value.rpartition(":") if ":" in value else (value, "", DEFAULT_ENDPOINT_PORT)
-            return place.strip("[]"), port
-    return None
-
-
-def _is_launcher(command: Sequence[str]) -> bool:
-    """Whether the command starts several processes, or a script that may."""
-    words = [os.path.basename(word) for word in command[:4]]
-    known = (*LAUNCHERS, *SHELLS)
-    return any(word in known or word.endswith(".sh") for word in words) or any(
-        word.startswith(("torch.distributed", "accelerate", "deepspeed")) for word in command[:4]
-    )
-
-
-def _latency(host: Host) -> CheckAnswer:
-    """PF24: in the newest launch that tested it, printed lines arrived at once."""
-    tested = [(entry, end) for entry, end in events_of(host.entries, LaunchEnd) if end.latency_tested_ranks]
-    if not tested:
-        return unknown("no rank has tested it; a trainer does with `open_rank_output`")
-    entry, end = tested[-1]
-    read = f"launch {entry.launch}"
-    if end.buffered_ranks:
-        remedy = "let ranks call `open_rank_output`, or drop the relay (`--tee`)"
-        return fails(f"output of rank {', '.join(end.buffered_ranks)} came late: buffered", read, remedy)
-    return passes(f"{end.latency_tested_ranks} ranks tested", read)
 
 
 def measured_save_seconds(entries: Iterable[Entry]) -> float | None:
@@ -201,53 +134,12 @@ def largest_size(checkpoints_dir: Path | None) -> int | None:
     return max(sizes, default=None)
 
 
-# ---- build tools that DeepSpeed needs at its first use ---------------------------------------------------------------
-
-DEEPSPEED = re.compile(r"(?:^|[/_=-])(?:deepspeed|zero-?[123])\b", re.IGNORECASE)
-
-
-def _build_tools(host: Host) -> CheckAnswer:
-    """PF29 before a launch: DeepSpeed needs a C++ compiler and ninja.
-
-    On a CPU DeepSpeed builds `shm_comm` at every first use (deepspeed/comm/torch.py); `bit_transformer` keeps it from that.
-    On a GPU what is built depends on the configuration and on the installation, so there a missing tool is only a warning.
-    Unknown when the command does not name DeepSpeed.
-    """
-    named = next((word for word in host.command if DEEPSPEED.search(word)), None)
-    if named is None:
-        return unknown("the command does not name DeepSpeed")
-    path = host.environ.get("PATH")
-    compilers = (host.environ.get("CXX") or "c++", "g++")
-    missing = []
-    if not any(shutil.which(name, path=path) for name in compilers):
-        missing.append("a C++ compiler")
-    if not shutil.which("ninja", path=path):
-        missing.append("ninja")
-    read = f"`{named}`, the PATH"
-    if not missing:
-        return passes("C++ compiler and ninja found; DeepSpeed builds extensions with them", read)
-    text = f"DeepSpeed builds parts of itself when it is first used, and {' and '.join(missing)} is not on the PATH"
-    remedy = "install g++ and `pip install ninja`, and put both on the PATH (activate the environment)"
-    on_cpu = host.environ.get("DS_ACCELERATOR") == "cpu" or shutil.which("nvidia-smi", path=path) is None
-    if not on_cpu:
-        return warns(text, read, remedy)
-    if "bit_transformer.train" in host.command:
-        return passes("bit_transformer builds nothing on a CPU", read)
-    return fails(text, read, remedy)
-
-
 # ---- the table -------------------------------------------------------------------------------------------------------
 
-HOST_CHECKS = tuple(
-    CheckRow(check, title, judge, {}, ("facts",))
-    for check, title, judge in (
-        ("PF07", "no processes of earlier launches", _orphans),
-        ("PF08", "GPU memory free", _gpus_free),
-        ("PF09", "rendezvous port", _port),
-        ("PF24", "log latency", _latency),
-        ("PF29", "requested flags", _build_tools),
-        ("PF30", "stray files", _strays),
-    )
+HOST_CHECKS = (
+    CheckRow("PF07", "no processes of earlier launches", _orphans, {}, ("facts",)),
+    CheckRow("PF08", "GPU memory free", _gpus_free, {}, ("facts",)),
+    CheckRow("PF30", "stray files", _strays, {}, ("facts",)),
 )
 FROM_FACTS = tuple(check for check in FACT_CHECKS if check.check in ("PF21", "PF23"))  # of which the disk knows something
 

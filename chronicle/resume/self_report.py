@@ -176,16 +176,11 @@ def _facts(live: LiveState, first_batch: FirstBatch, ranks: list[RankFacts]) -> 
     plan, told = read_plan(live, first_batch.says), first_batch.told
     dataset = getattr(live.feed, "dataset", None)
     length, masked = _length(live.feed), first_batch.masked_fraction
-    compiled = any(
-        type(one).__name__ == "OptimizedModule" or getattr(one, "_compiled_call_impl", None) is not None for one in live.models
-    )
     return TrainerFacts(
         params_counted=_count(live),
         ranks=tuple(ranks),
         wrapper=wrapper_of(live),
         precision=first_batch.says.precision or precision_of(live),
-        compile_requested=compiled,
-        compile_possible=True if compiled else None,
         dataset=dataset_name(live.feed),
         num_samples=length,
         num_workers=getattr(live.feed, "num_workers", None),

@@ -13,6 +13,7 @@ from chronicle.journal.events import (
     LAUNCHES,
     NOTHING,
     CheckpointSaved,
+    EndCause,
     EntryKind,
     GuardVerdict,
     LaunchEnd,
@@ -98,7 +99,7 @@ class LaunchStory:
             return "no end recorded"
         how = "ended" if self.exit_code is None else f"ended with code {self.exit_code}"
         how = f"ended by {plain(self.signal)}" if self.signal else how
-        how = f"{how}: {plain(self.cause)}" if self.cause else how
+        how = f"{how}: {plain(self.cause)}" if self.cause not in ("", EndCause.ENDED) else how
         return f"{how}, no end recorded on {plain(', '.join(self.silent_hosts))}" if self.silent_hosts else how
 
 

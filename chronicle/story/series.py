@@ -103,9 +103,6 @@ MACHINE_CHANNELS: Mapping[str, tuple[str, str, float, Callable[[Sequence[float]]
     "host/cpu %": ("host", "cpu_fraction", 100, mean),
     "host/memory %": ("host", "memory_fraction", 100, max),
     "host/memory GB": ("host", "memory_bytes", 1 / GIGA, max),
-    "host/disk read MB a second": ("host", "read_bytes_per_second", 1 / MEGA, sum),
-    "host/disk written MB a second": ("host", "written_bytes_per_second", 1 / MEGA, sum),
-    "host/network MB a second": ("host", "network_bytes_per_second", 1 / MEGA, sum),
 }
 
 

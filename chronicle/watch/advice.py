@@ -24,6 +24,7 @@ from chronicle.journal.events import (
     Note,
     Proposed,
     RollbackReceipt,
+    events_of,
 )
 from chronicle.journal.lineage import Lineage, compute_lineage
 from chronicle.journal.lr_ledger import LrLedger, compute_lr_ledger
@@ -63,6 +64,10 @@ class Adviser:
         self._lr_expected: float | None = None
         self._said: set[tuple[int | None, str | None]] = set()
         self.proposal: Proposal | None = None
+
+    def remember(self, entries: Iterable[Entry]) -> None:
+        """Take what these entries propose as said."""
+        self._said |= {(told.target_step, told.command) for _, told in events_of(entries, Proposed)}
 
     def note(self, point: Point, lr_expected: float | None = None) -> None:
         """Remember the newest point, and the LR that was promised for it."""

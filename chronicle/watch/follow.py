@@ -6,12 +6,12 @@ read again when they change.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable
 from pathlib import Path
 
 from chronicle.journal import read_journal
 from chronicle.journal.events import EntryKind
+from chronicle.launch.output import LineTail
 from chronicle.metrics.lines import UTF_16_MARKS, is_gzip, read_head
 from chronicle.metrics.log import Point, parse_line
 from chronicle.metrics.readers import BINARY, PLAIN, AnyLine, LogReading, UnknownLog, form_of, read_log, unread_log
@@ -69,48 +69,26 @@ def how_ended(paths: RunPaths) -> str:
     return told[-1].title or f"launch {told[-1].launch} ended"
 
 
-# --- Tail: the lines appended since the last look
-
-MAX_BYTES = 1 << 22  # per look: a supervisor that catches up must still read the output of its ranks
+# --- Tail: the points appended since the last look
 
 
 class Tail:
     """Points of a growing log; a missing file has none, and one that was truncated or replaced is read from its start."""
 
     def __init__(self, path: Path, parse: Callable[[bytes, int], Point | None] = parse_line) -> None:
-        self.path = path
+        self._lines = LineTail(path)
         self._parse = parse
-        self._offset = 0
-        self._inode: int | None = None
-        self._rest = b""
         self._row = 0
 
     def read(self) -> list[Point]:
         """Return the points of the lines completed since the last call."""
-        data = self._read_bytes()
-        if not data:
-            return []
-        *lines, self._rest = (self._rest + data).replace(b"\r", b"\n").split(b"\n")
         points = []
-        for line in lines:
-            point = self._parse(line, self._row) if line else None
+        for line in self._lines.read():
+            point = self._parse(line, self._row)
             if point is not None:
                 self._row += 1
                 points.append(point)
         return points
-
-    def _read_bytes(self) -> bytes:
-        try:
-            with open(self.path, "rb") as log:
-                inode = os.fstat(log.fileno()).st_ino
-                if log.seek(0, 2) < self._offset or inode != self._inode:
-                    self._offset, self._rest, self._inode = 0, b"", inode
-                log.seek(self._offset)
-                data = log.read(MAX_BYTES)
-        except FileNotFoundError:
-            return b""
-        self._offset += len(data)
-        return data
 
 
 class Reread:

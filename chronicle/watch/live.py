@@ -1,6 +1,6 @@
 """The live watch of one launch: fold its log, write incidents to the journal, print the command to type, call hooks.
 
-The supervisor polls it once a second. `poll` and `finish` do not raise: they report a failure once and go on.
+`launch.follower` polls it once a second. `poll` and `finish` do not raise: they report a failure once and go on.
 """
 
 from __future__ import annotations
@@ -51,19 +51,23 @@ class LiveWatch:
     def __init__(
         self, paths: RunPaths, launch: int, writer: JournalWriter, *, checkpoints_dir: Path | None = None,
         say: Callable[[str], None] = say_on_stderr, hooks: Mapping[str, str] | None = None,
-        options: tuple[str, ...] = (),
+        options: tuple[str, ...] = (), before: Sequence[Entry] = (),
     ) -> None:  # fmt: skip
+        """`before`: the entries of this launch, where another watch of it has died: what they tell is not told again."""
         self.paths, self.launch = paths, launch
         self.detector = Detector()
         self._tail = Tail(paths.metrics_path(launch))
-        self._incidents = IncidentLog(writer, launch)
+        self._incidents = IncidentLog(writer, launch, before)
         self._adviser = Adviser(paths, launch, writer, checkpoints_dir, options)
+        self._adviser.remember(before)
+        told = {(entry.kind, entry.step, entry.title) for entry in before}
         self._say = say
         self._hooks = Hooks(hooks or {}, lambda line: say(f"chronicle: {line}"))
         self._promise = LrPromise(0, ())
 
         def write(step: int | None, title: str, event: JournalEvent) -> None:
-            writer.write(event, step=step, launch=launch, title=title)
+            if (event.KIND, step, title) not in told:
+                writer.write(event, step=step, launch=launch, title=title)
 
         self._restart = LiveRestart(launch, write, say)
         self._again = StepsAgain(paths, launch, write, say)
@@ -99,10 +103,6 @@ class LiveWatch:
             look()
         except Exception as problem:  # noqa: BLE001 see above
             self._complain(problem, what="the comparison of steps that are taken again")
-
-    def end_hooks(self) -> None:
-        """Wait up to ten seconds for hooks that still run."""
-        self._hooks.finish()
 
     def _fold(self, points: list[Point]) -> list[Event]:
         changed: list[Event] = []
@@ -206,8 +206,13 @@ class LiveWatch:
 class IncidentLog:
     """Writes `incident` entries; later entries of an event refer to its first."""
 
-    def __init__(self, writer: JournalWriter, launch: int | None) -> None:
+    def __init__(self, writer: JournalWriter, launch: int | None, before: Iterable[Entry] = ()) -> None:
+        """`before`: entries of this launch by a watch that has died."""
         self._writer, self._launch = writer, launch
+        self._before: dict[tuple[int, tuple[str, str, str]], str] = {}  # number and state of an event -> its entry
+        for entry, told in events_of(before, Incident):
+            if told.id is not None:
+                self._before.setdefault((told.id, (told.kind, told.tier, told.status)), entry.id)
         self._written: dict[int, tuple[str, tuple[str, str, str]]] = {}
         self._old: frozenset[int] = frozenset()
 
@@ -224,6 +229,10 @@ class IncidentLog:
         state = (event.kind.value, event.tier.value, event.status.value)
         known = self._written.get(event.id)
         if known is not None and known[1] == state:
+            return ""
+        recorded = self._before.pop((event.id, state), None)
+        if recorded is not None:
+            self._written[event.id] = (recorded if known is None else known[0], state)
             return ""
         change = "opened" if known is None else "closed" if event.status is Status.RECOVERED else "changed"
         entry = self._writer.write(

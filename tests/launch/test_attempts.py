@@ -1,11 +1,8 @@
 """`torchrun --max-restarts`: every start of the ranks is an attempt with its cause, its own steps, and its costs."""
 
 import json
-import os
 import selectors
-import subprocess
 import sys
-import time
 
 import pytest
 
@@ -13,8 +10,8 @@ from chronicle.journal import JournalWriter
 from chronicle.journal.costs import Cause, compute_costs
 from chronicle.journal.lineage import compute_lineage
 from chronicle.journal.reader import read_journal
-from chronicle.launch.ranks import FirstFailure, RankDeath, RankWatch
-from chronicle.launch.record import first_failures
+from chronicle.launch.attempts import Attempts
+from chronicle.launch.ranks import RankDeath, RankWatch
 from chronicle.metrics.log import MetricsWriter, read_attempts, read_metrics
 from chronicle.metrics.readers import read_log
 from chronicle.paths import RunPaths
@@ -99,67 +96,66 @@ def test_whose_steps_they_are_is_carried_and_no_matter_of_the_clock(tmp_path, mo
     assert [(one.cause, one.from_step, one.to_step) for one in found.lost] == [(Cause.HANG, 20, 10), (Cause.CRASH, 12, 10)]
 
 
-def rank_process(attempt: int) -> subprocess.Popen[bytes]:
-    own = {"RANK": "1", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "2", "TORCHELASTIC_RESTART_COUNT": str(attempt)}
-    process = subprocess.Popen([sys.executable, "-c", "import time; print(1, flush=True); time.sleep(60)"],
-                               env=os.environ | own, stdout=subprocess.PIPE)  # fmt: skip
-    with process.stdout:
-        process.stdout.read(1)  # it runs under its own environment
-    return process
-
-
-def test_an_end_that_nobody_was_told_of_before_the_next_attempt_counts():
-    """A busy machine: the rank has ended, was waited for, and another runs before the supervisor's turn comes."""
-    seen = []
-    watch = RankWatch(selectors.DefaultSelector(), clock=time.monotonic, on_attempt=lambda *one: seen.append(one[:2]))
-    first = rank_process(0)
-    try:
-        watch.look()
-        first.kill()
-        first.wait()
-        second = rank_process(1)
-        try:
-            watch.look()
-        finally:
-            second.kill()
-            second.wait()
-    finally:
-        first.kill()
-        first.wait()
-        watch.close()
-    ((attempt, death),) = seen
-    assert (attempt, death.rank, death.pid) == (1, 1, first.pid)
-    assert death.code in (-9, None)  # None: a kernel before 6.15
-
-
 @pytest.mark.parametrize(
-    ("deaths", "named", "told", "first"),
+    ("deaths", "first"),
     [
-        ([(0, 0.0, None), (1, 0.0, None)], [(101, 1, -9)], (), (1, -9)),  # found in one look, both waited for
-        ([(0, 0.0, -15), (1, 3.0, -6)], [(100, 0, -15)], (), (0, -15)),
-        ([(0, 0.0, -15)], [(101, 1, -9)], (), (1, -9)),  # it came and went unseen
-        ([], [(101, 1, 1)], (), (1, 1)),
-        ([], [(101, 1, 1)], (101,), None),  # that was the attempt before: this one ended on another node
-        ([(0, 0.0, 1)], [(101, 1, -9)], (), (0, 1)),  # its end was seen, and nobody ended it
-        ([(0, 0.0, 0), (1, 0.1, 1)], [], (), (1, 1)),  # rank 0 had finished: that is no failure
-        ([(0, 0.0, 0)], [(101, 1, 1)], (), (1, 1)),
-        ([(0, 0.0, 0), (1, 0.1, 0)], [], (), (0, 0)),
+        ([(0, 0.0, None), (1, 0.0, None)], (0, None)),
+        ([(0, 0.0, -15), (1, 0.01, 1)], (1, 1)),  # the launcher had to end the first
+        ([(0, 0.0, -15)], None),  # one that was not seen was the first
+        ([(0, 0.0, 1), (1, 0.1, -15)], (0, 1)),
+        ([(0, 0.0, 0), (1, 0.1, 1)], (1, 1)),  # rank 0 had finished: that is no failure
+        ([(0, 0.0, 0), (1, 0.1, 0)], (0, 0)),
     ],
 )
-def test_where_order_or_code_was_not_seen_the_launchers_word_counts(deaths, named, told, first):
-    words = [FirstFailure(pid=pid, local_rank=local, code=code) for pid, local, code in named]
-    watch = RankWatch(selectors.DefaultSelector(), clock=time.monotonic, named=lambda: words)
+def test_the_rank_that_failed_first_is_found_in_what_was_seen(deaths, first):
+    watch = RankWatch(selectors.DefaultSelector())
     watch.deaths = [RankDeath(rank=rank, pid=100 + rank, time=at, code=code) for rank, at, code in deaths]
-    watch._found, watch._expected, watch._told = {one[0] for one in deaths}, 2, set(told)
+    watch._found, watch._expected = {one[0] for one in deaths}, 2
     found = watch.first_death()
     assert (None if found is None else (found.rank, found.code)) == first
 
 
-def test_the_launchers_words_are_read_with_their_pids():
-    printed = (
-        b"E1123 12:29:11 820 elastic/multiprocessing/api.py:1002] failed (exitcode: 1) local_rank: 1 (pid: 845) of binary: p\n"
-        b"step 3\nE1123 12:29:13 820 api.py:1002] failed (exitcode: -9) local_rank: 0 (pid: 865) of binary: p\n"
-    )
-    (first, end), (second, last) = first_failures(printed)
-    assert (first, second) == (FirstFailure(845, 1, 1), FirstFailure(865, 0, -9))
-    assert printed[end:].startswith(b" of binary") and last > end
+def test_deaths_of_an_earlier_attempt_are_not_those_of_the_last_one():
+    """Its ranks' environments have the restart count."""
+    watch = RankWatch(selectors.DefaultSelector())
+    watch.deaths = [RankDeath(rank=0, pid=100, time=0.0, code=1), RankDeath(rank=1, pid=201, time=9.0, code=-9)]
+    watch._attempts = {100: 0, 101: 0, 200: 1, 201: 1}
+    assert watch.first_death().pid == 201
+    watch._attempts[300] = 2
+    assert watch.first_death() is None
+
+
+class Bench:
+    """Two ranks of each attempt have said that they began; what was written down and said."""
+
+    def __init__(self, directory, num_attempts):
+        self.written, self.said = [], []
+        for attempt in range(num_attempts):
+            for rank in range(2):
+                (directory / f"{attempt}-{rank}.attempt").write_text(f"{100 * attempt + rank} 7")
+        self.attempts = Attempts(directory, host="n1", launch=1, write=self.write, say=self.said.append)
+
+    def write(self, event, *, title):
+        self.written.append((event.attempt, event.cause, event.because))
+
+
+def test_an_attempt_is_written_down_with_the_launchers_word_and_the_last_exception(tmp_path):
+    bench = Bench(tmp_path, 3)
+    bench.attempts.take([b"[rank1]: KeyError: 'planned'", b"E1123 api.py:1] failed (exitcode: 1) local_rank: 1 (pid: 1)"])
+    bench.attempts.note(0.0)
+    assert bench.written == [(1, "crash", "rank 1 ended with code 1: KeyError: 'planned'")]
+    assert bench.attempts.newer(0) == 1 and bench.attempts.newer(2) == 2
+    bench.attempts.take([b"E1123 api.py:1002] failed (exitcode: -9) local_rank: 0 (pid: 100) of binary"])
+    bench.attempts.note(1.0)
+    assert bench.written[1][0] == 2 and "rank 0 was ended by SIGKILL" in bench.written[1][2] and len(bench.said) == 2
+
+
+def test_a_word_that_does_not_come_is_waited_for_and_then_unknown(tmp_path):
+    bench = Bench(tmp_path, 2)
+    bench.attempts.note(0.0)
+    assert not bench.written
+    bench.attempts.note(60.0)
+    assert bench.written[0][:2] == (1, "unknown")
+    again = Bench(tmp_path, 2)
+    again.attempts.note(0.0, is_last=True)
+    assert len(again.written) == 1

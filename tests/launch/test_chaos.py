@@ -22,7 +22,8 @@ def test_a_kill_in_a_save_and_a_killed_supervisor_leave_one_training(tmp_path):
         campaign.close()
     assert played["finished"] and len(played["starts"]) == 1, played
     assert sorted(campaign.struck()) == [0, 1]
-    assert [cause.partition(":")[0] for cause in causes_of(campaign.directory)] == ["crash", "crash", "finished"]
+    causes = [cause.partition(":")[0] for cause in causes_of(campaign.directory)]
+    assert causes[:2] == ["crash", "crash"] and causes[2] in ("finished", "ended")
     values = {}
     for one in done:
         assert values.setdefault(one.step, (one.loss, one.rate, one.digest)) == (one.loss, one.rate, one.digest), one

@@ -1,9 +1,7 @@
 """Device utilisation without a trainer's help: asked of `nvidia-smi` (here a stand-in that prints its format)."""
 
 import json
-import selectors
 import sys
-from pathlib import Path
 from statistics import mean
 
 import pytest
@@ -12,7 +10,7 @@ from chronicle.audit.claims import ClaimVerdict, judge_claim
 from chronicle.audit.evidence import read_evidence
 from chronicle.journal import JournalWriter, read_journal
 from chronicle.journal.events import LaunchStart
-from chronicle.launch.live_metrics import DeviceSampler, host_rates, parse_sample, read_counters, read_host_memory
+from chronicle.launch.devices import DeviceSampler, parse_sample, read_host_memory, read_ticks
 from chronicle.metrics import MetricsWriter
 from chronicle.paths import RunPaths
 from chronicle.report.page_data import build_page_data
@@ -56,31 +54,12 @@ def test_idle_device_is_sampled_and_does_not_count_as_used(driver):
     ]
 
 
-def write_proc(directory: Path, busy: int, idle: int, sectors: int, received: int) -> None:
-    (directory / "net").mkdir(parents=True, exist_ok=True)
-    (directory / "stat").write_text(f"cpu  {busy} 0 0 {idle} 0 0 0 0 0 0\ncpu0 1 0 0 1 0 0 0 0 0 0\n")
-    disks = f"   8 0 sda 1 0 {sectors} 0 1 0 {2 * sectors} 0 0 0 0\n   8 1 sda1 1 0 999 0 1 0 999 0 0 0 0\n"
-    (directory / "diskstats").write_text(disks)
-    cards = f"    lo: {busy} 0 0 0 0 0 0 0 9 0\n  eth0: {received} 0 0 0 0 0 0 0 {received} 0\n"
-    (directory / "net" / "dev").write_text(f"a\nb\n{cards}")
-    (directory / "meminfo").write_text("MemTotal: 1000 kB\nMemFree: 1 kB\nMemAvailable: 250 kB\n")
-
-
-def test_the_rates_of_a_host_are_its_counters_over_time(tmp_path):
-    """Cores that were busy, whole disks once, no loopback; a counter that went back is not known."""
-    write_proc(tmp_path, busy=100, idle=900, sectors=1000, received=5000)
-    before = read_counters(10.0, tmp_path)
-    write_proc(tmp_path, busy=130, idle=970, sectors=3000, received=10000)
-    after = read_counters(20.0, tmp_path)
-    assert host_rates(before, after) == {
-        "cpu_fraction": 0.3, "read_bytes_per_second": 102400, "written_bytes_per_second": 204800,
-        "network_bytes_per_second": 1000,
-    }  # fmt: skip
+def test_what_a_host_does_is_read_from_what_its_kernel_counts(tmp_path):
+    (tmp_path / "stat").write_text("cpu  130 0 0 970 0 0 0 0 0 0\ncpu0 1 0 0 1 0 0 0 0 0 0\n")
+    (tmp_path / "meminfo").write_text("MemTotal: 1000 kB\nMemFree: 1 kB\nMemAvailable: 250 kB\n")
+    assert read_ticks(tmp_path) == (130, 1100)
     assert read_host_memory(tmp_path) == {"memory_bytes": 750 << 10, "memory_fraction": 0.75}
-    assert "cpu_fraction" not in host_rates(before, before | {"time": 11.0})
-    assert "network_bytes_per_second" not in host_rates(after, before | {"time": 30.0})
-    nothing = read_counters(30.0, tmp_path / "none")
-    assert host_rates(after, nothing) == {} and read_host_memory(tmp_path / "none") == {}
+    assert read_ticks(tmp_path / "none") == (0, 0) and read_host_memory(tmp_path / "none") == {}
 
 
 def test_a_host_is_sampled_each_ten_seconds_and_its_page_draws_it(tmp_path):
@@ -91,12 +70,11 @@ def test_a_host_is_sampled_each_ten_seconds_and_its_page_draws_it(tmp_path):
     with MetricsWriter(paths.metrics_path(1), clock=lambda: 1000.0) as log:
         for step in range(41, 60):
             log.write(step, {"loss": 2.0})
-    with selectors.DefaultSelector() as selector:
-        step, now = [None], [960.0]
-        sampler = DeviceSampler(paths.launch_dir(1), selector, host="a", clock=lambda: now[0], step=lambda: step[0])
-        for second in range(45):
-            now[0], step[0] = 960.0 + second, None if second < 30 else 20 + second
-            sampler.look(float(second))
+    step, now = [None], [960.0]
+    sampler = DeviceSampler(paths.launch_dir(1), host="a", clock=lambda: now[0], step=lambda: step[0])
+    for second in range(45):
+        now[0], step[0] = 960.0 + second, None if second < 30 else 20 + second
+        sampler.look(float(second))
     own = paths.launch_dir(1) / "evidence" / "host-a.jsonl"
     rows = [json.loads(line) for line in own.read_text().splitlines()]
     assert [row["t"] for row in rows] == [970.0, 980.0, 990.0, 1000.0] and all(row["kind"] == "host" for row in rows)

@@ -31,14 +31,15 @@ RUNNING = JobWord("RUNNING", seconds_left=9000.0)
 TORCH_WRITE = "RuntimeError: PytorchStreamWriter failed writing file data/0"
 
 CASES = [
-    (Seen(), EndCause.FINISHED),
+    (Seen(), EndCause.ENDED),
     (Seen(steps=Steps(planned=16, begun=8, none_taken=True)), EndCause.EARLY),
     (Seen(steps=Steps(planned=16, begun=16, none_logged=True)), EndCause.FINISHED),  # nothing was left to do
     (Seen(steps=Steps(none_logged=True)), EndCause.EARLY),
     (Seen(steps=Steps(planned=16, begun=0, last=12)), EndCause.EARLY),
     (Seen(steps=Steps(planned=16, begun=0, last=15)), EndCause.FINISHED),  # its first step is 0
     (Seen(steps=Steps(planned=16, begun=0, last=10, stride=10)), EndCause.FINISHED),  # the next line would be of step 20
-    (Seen(steps=Steps(last=3)), EndCause.FINISHED),
+    (Seen(steps=Steps(last=3)), EndCause.ENDED),
+    (Seen(steps=Steps(planned=16, begun=0, last=3, unread=True)), EndCause.ENDED),
     (Seen(killed="rank 0 was ended by SIGKILL", steps=Steps(last=3)), EndCause.CRASH),
     (Seen(killed="rank 0 was ended by SIGKILL", steps=Steps(planned=4, last=4)), EndCause.FINISHED),
     (Seen(exit_code=78, refused="step differs"), EndCause.REFUSED),
@@ -302,5 +303,7 @@ def test_counters_of_both_versions_are_read(tmp_path):
 
 
 def test_code_0_without_a_known_plan_says_that_the_plan_is_not_known() -> None:
-    because = judge_end(Seen(steps=Steps(last=12))).because
-    assert because == "the launcher ended with 0 at step 12; how many steps were planned is not known"
+    unknown = "(no planned step count was known)"
+    assert judge_end(Seen(steps=Steps(last=12, begun=2))).because == f"ended with code 0 after 10 steps {unknown}"
+    assert judge_end(Seen(steps=Steps(last=12))).because == f"ended with code 0 at step 12 {unknown}"
+    assert judge_end(Seen()).because == f"ended with code 0 {unknown}"

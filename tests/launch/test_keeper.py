@@ -52,8 +52,8 @@ def test_a_killed_supervisor_is_replaced_and_its_launch_has_a_cause(driver, argu
     assert driver.wait() == 0
     first, second = driver.entries("launch.end")
     assert first.data["cause"] == "crash" and f"was ended by {arguments[0]}" in first.data["because"]
-    assert second.data["cause"] == "finished"
-    assert [entry.data["decision"] for entry in driver.entries("restart")] == ["again", "finished"]
+    assert second.data["cause"] == "ended"
+    assert [entry.data["decision"] for entry in driver.entries("restart")] == ["again", "ended"]
     assert driver.left() == []
 
 
@@ -78,7 +78,7 @@ def test_where_the_keeper_is_killed_the_supervisor_goes_on(driver):
     end = time.monotonic() + 60
     while not driver.entries("restart") and time.monotonic() < end:
         time.sleep(0.05)
-    assert driver.entries("restart")[0].data["decision"] == "finished"
+    assert driver.entries("restart")[0].data["decision"] == "ended"
 
 
 def test_a_work_that_is_killed_for_ever_ends_with_its_signal():

@@ -1,7 +1,8 @@
-"""Logs and live view by themselves: rotation with seals, holes, latency, split lines."""
+"""Logs and live view by themselves: rotation, holes, halves, split lines."""
 
 import os
 import re
+import selectors
 import signal
 import sys
 import time
@@ -11,8 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from chronicle.journal import read_journal
-from chronicle.launch.channels import SRUN_PREFIX, TEE_PREFIX, LatencyTest, rank_prefix_of
-from chronicle.launch.output import LiveView, LogFile, split_lines
+from chronicle.launch.channels import SRUN_PREFIX, TEE_PREFIX, Channels, rank_prefix_of
+from chronicle.launch.output import LineTail, LiveView, LogFile, split_lines
 from chronicle.launch.record import broken_seals, find_rank_code, reported_failure, seal_file
 from chronicle.paths import RunPaths
 
@@ -25,16 +26,50 @@ class Clock:
         return self.now
 
 
-def test_rotation_keeps_every_byte_in_order_and_hands_over_each_part(tmp_path):
-    parts = []
-    log = LogFile(tmp_path / "rank-0.log", clock=Clock(), complain=print, rotate_bytes=100, on_rotate=parts.append)
-    for number in range(50):
+def test_rotation_keeps_every_byte_and_a_tail_reads_every_line_once(tmp_path):
+    """A reader that falls behind by several parts, and one that begins anew where it stood."""
+    path = tmp_path / "rank-0.log"
+    log = LogFile(path, clock=Clock(), complain=print, rotate_bytes=100)
+    tail, found = LineTail(path), []
+    for number in range(80):
         log.write(f"line {number}\n".encode())
+        if number % 17 == 0:
+            found += tail.read(most=40)
+            tail = LineTail(path, part=tail.part, offset=tail.offset)
     log.close()
-    assert [part.name for part in parts] == [f"rank-0.{n:04d}.log" for n in range(1, len(parts) + 1)]
-    assert len(parts) == 3
-    whole = b"".join(path.read_bytes() for path in [*parts, tmp_path / "rank-0.log"])
-    assert whole == b"".join(f"line {number}\n".encode() for number in range(50))
+    while lines := tail.read(most=40):
+        found += lines
+    parts = sorted(tmp_path.glob("rank-0.????.log"))
+    assert len(parts) > 3 and tail.part == len(parts)
+    assert b"".join(part.read_bytes() for part in [*parts, path]) == b"".join(b"%s\n" % line for line in found)
+    assert found == [f"line {number}".encode() for number in range(80)]
+
+
+def test_a_tail_returns_whole_lines_and_begins_anew_in_a_file_that_was_cut(tmp_path):
+    path = tmp_path / "a.log"
+    path.write_bytes(b"one\ntw")
+    tail = LineTail(path)
+    assert tail.read() == [b"one"] and tail.offset == 4
+    path.write_bytes(b"one\ntwo\rthree")
+    assert tail.read() == [b"two"] and tail.rest() == b"three" and tail.offset == 13
+    path.write_bytes(b"new\n")
+    assert tail.read() == [b"new"]
+
+
+def test_halves_of_lines_of_two_pipes_are_not_mixed_in_the_log(tmp_path):
+    """The live view has them at once; the log waits for the rest of a line, or a second."""
+    with selectors.DefaultSelector() as selector:
+        channels = Channels(tmp_path, selector, complain=print, on_rank=lambda rank, pid: None, log_name="a.log")
+        pipes = [os.pipe() for _ in range(2)]
+        reads = [channels._pipe_reader(read_end, LiveView(os.open(os.devnull, os.O_WRONLY))) for read_end, _ in pipes]
+        for place, text in ((0, b"step 7: lo"), (1, b"warn"), (0, b"ss 3.0\nPassw"), (1, b"ing\n")):
+            os.write(pipes[place][1], text)
+            reads[place]()
+        channels.write_halves()
+        assert channels.log.tail == b"step 7: loss 3.0\nwarning\n"
+        channels.write_halves()
+        assert channels.log.tail.endswith(b"\nPassw")
+        channels.close()
 
 
 def test_log_marks_its_hole_once_there_is_room_again(tmp_path):
@@ -81,38 +116,6 @@ def test_split_lines_loses_and_invents_nothing(blocks):
     assert b"".join(out) + rest == b"".join(blocks)
 
 
-def test_a_marked_line_that_arrives_is_taken_out_and_nothing_is_said():
-    clock, said = Clock(), []
-    test = LatencyTest(clock=clock)
-    test.expect(0, "ab" * 8)
-    assert test.take(b"before\n\x1elatency " + b"ab" * 8 + b"\nafter\n", 3) == b"before\nafter\n"
-    clock.now = 60.0
-    test.check(said.append)
-    assert said == [] and test.late == {}
-
-
-@settings(deadline=None)  # a shared machine
-@given(st.integers(min_value=0, max_value=40))
-def test_a_mark_cut_in_two_is_still_one_mark(cut):
-    test = LatencyTest(clock=Clock())
-    data = b"before\n\x1elatency " + b"ab" * 8 + b"\nafter\n"
-    test.expect(0, "ab" * 8)
-    assert test.take(data[:cut], 3) + test.take(data[cut:], 3) == b"before\nafter\n"
-    assert test._waiting == {}
-
-
-def test_a_mark_that_does_not_come_is_called_buffered_once_and_its_delay_is_kept():
-    clock, said = Clock(), []
-    test = LatencyTest(clock=clock)
-    test.expect(3, "cd" * 8)
-    for clock.now in (1.0, 2.5, 9.0):
-        test.check(said.append)
-    assert len(said) == 1 and said[0].startswith("output of rank 3 is buffered: a line it printed")
-    clock.now = 10.0
-    test.take(b"\x1elatency " + b"cd" * 8 + b"\n", 3)
-    assert test.late == {3: 10.0}
-
-
 def test_rank_prefixes_are_read_only_where_the_launcher_writes_them():
     assert rank_prefix_of(["srun", "-n2", "python"]) is SRUN_PREFIX
     assert rank_prefix_of(["torchrun", "--tee", "3", "x.py"]) is TEE_PREFIX
@@ -157,22 +160,6 @@ def test_seal_tells_a_changed_and_a_missing_log(driver):
     assert "cannot be read" in next(iter(broken_seals(driver.paths, journal.entries).values()))
 
 
-def test_buffered_output_is_said_while_it_is_buffered(driver):
-    """A relay that holds lines back, as `--tee` does without an unbuffered launcher (formats §5)."""
-    rank = "from chronicle.launch.ranks import open_rank_output; open_rank_output(redirect=False)"
-    code = (
-        "import subprocess, sys, time\n"
-        f"child = subprocess.run([sys.executable, '-c', {rank!r}], stdout=subprocess.PIPE)\n"
-        "time.sleep(4); sys.stdout.buffer.write(child.stdout); print('end')"
-    )
-    driver.start([sys.executable, "-c", code])
-    assert driver.wait() == 0
-    assert "output of rank 0 is buffered: a line it printed" in driver.out.read_text()
-    late = driver.entries("launch.end")[0].data["buffered_ranks"]["0"]
-    assert late > 3
-    assert "latency" not in driver.paths.supervisor_log(1).read_text().replace("chronicle:", "")
-
-
 def test_seals_cover_rank_logs_and_evidence(tmp_path):
     paths = RunPaths(tmp_path / "demo")
     file = paths.rank_log(1, 0)
@@ -189,14 +176,14 @@ def test_signal_names_in_the_journal_are_the_full_ones(driver):
     assert driver.entries("launch.end")[0].title == "launch 1 ended by SIGSEGV: crash"
 
 
-def test_binary_rubbish_and_lines_without_end_cost_little_and_keep_every_byte():
-    """A mark's first byte inside a megabyte without an end of line once cost minutes of CPU."""
-    test = LatencyTest(clock=lambda: 0.0)
-    rubbish = bytes(range(256)) * 40 + b"x" * (1 << 20)
-    began = time.process_time()
-    shown = b"".join(test.take(rubbish[at : at + 65536], 3) for at in range(0, len(rubbish), 65536))
-    assert shown == rubbish
-    assert time.process_time() - began < 5.0  # CPU of this process: 0.01 s; it was over a minute
+def test_a_log_without_ends_of_lines_is_read_in_pieces(tmp_path):
+    """Carrying its beginning along from look to look cost minutes of CPU a megabyte."""
+    path = tmp_path / "a.log"
+    path.write_bytes(b"x" * (8 << 20))
+    tail, pieces = LineTail(path), []
+    while found := tail.read(1 << 16):
+        pieces += found
+    assert set(map(len, pieces)) == {1 << 16} and tail.offset == 8 << 20
 
 
 def test_an_endless_line_is_cut_in_pieces_and_read_once():

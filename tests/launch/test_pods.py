@@ -1,28 +1,21 @@
-"""A replaced pod takes over at once: by the lock that its predecessor's kernel has let go, or by the word of Kubernetes."""
+"""A replaced pod takes over at once, where the kernel of both has let go of its predecessor's lock."""
 
-import http.server
-import json
 import os
-import random
 import subprocess
 import sys
-import threading
 import time
 from pathlib import Path
 
 import pytest
 import yaml
 
-from benchmarks.slurm.__main__ import make_checkpoints
 from chronicle.journal import JournalWriter, read_journal
-from chronicle.journal.events import LaunchEnd, LaunchStart
+from chronicle.journal.events import LaunchStart
 from chronicle.launch.admission import LaunchRefused, close_lost_launches, ensure_startable
-from chronicle.launch.heartbeat import Heartbeat, lease_path, write_heartbeat
+from chronicle.launch.heartbeat import Heartbeat, is_free, lease_path, take_lease, write_heartbeat
 from chronicle.launch.nodes import Node, find_node
-from chronicle.launch.pods import ask_pod, is_free, read_pod, take_lease
 from chronicle.launch.processes import read_boot_id
 from tests.launch.driver import ROOT
-from tests.launch.pods import Pods, why_not
 
 OLD = "train-abc12"
 
@@ -61,7 +54,7 @@ def test_a_lease_says_at_once_that_a_supervisor_on_the_same_kernel_is_gone(drive
 
 
 def test_the_kernel_lets_go_of_a_lease_when_its_holder_is_killed(tmp_path):
-    code = "import sys, time; from chronicle.launch.pods import take_lease; from pathlib import Path\n" \
+    code = "import sys, time; from chronicle.launch.heartbeat import take_lease; from pathlib import Path\n" \
            "assert take_lease(Path(sys.argv[1])) is not None; print('held', flush=True); time.sleep(60)"
     environ = os.environ | {"PYTHONPATH": str(ROOT)}
     holder = subprocess.Popen([sys.executable, "-c", code, str(tmp_path / "x.lease")], env=environ, stdout=subprocess.PIPE)
@@ -81,71 +74,6 @@ def test_a_lock_that_tells_nothing_lets_nobody_in(driver, left, told):
     assert is_free(path) and not startable(driver)
 
 
-POD = {"status": {"phase": "Running", "containerStatuses": [{"state": {"running": {}}}]}}
-ENDED = {"status": {"phase": "Running", "containerStatuses": [{"state": {"terminated": {"reason": "OOMKilled"}}}]}}
-
-
-@pytest.mark.parametrize(
-    "pod, over, reason",
-    [
-        (POD, False, "Running"),
-        (ENDED, True, "OOMKilled"),
-        ({"status": {"phase": "Failed", "reason": "Evicted"}}, True, "Evicted"),
-        ({"status": {"phase": "Pending"}}, False, "Pending"),
-    ],
-)
-def test_what_the_api_server_says_of_a_pod(pod, over, reason):
-    assert read_pod(pod) == (over, reason)
-    assert read_pod({"kind": "Status"}) is None and read_pod([]) is None
-
-
-@pytest.fixture
-def api(tmp_path, monkeypatch):
-    """An API server on loopback; `answers` says what it knows of which pod."""
-    answers = {}
-
-    class Handler(http.server.BaseHTTPRequestHandler):
-        def do_GET(self):
-            code, pod = answers.get(self.path.rsplit("/", 1)[1], (404, {}))
-            code = code if self.headers["Authorization"] == "Bearer secret" else 401
-            body = json.dumps(pod).encode()
-            self.send_response(code)
-            self.send_header("Content-Length", str(len(body)))
-            self.end_headers()
-            self.wfile.write(body)
-
-        def log_message(self, *words):
-            pass
-
-    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    threading.Thread(target=server.serve_forever, daemon=True).start()
-    account = tmp_path / "account"
-    account.mkdir()
-    (account / "token").write_text("secret\n")
-    (account / "namespace").write_text("ml")
-    for name, value in (("HOST", "127.0.0.1"), ("PORT", str(server.server_port))):
-        monkeypatch.setenv(f"KUBERNETES_SERVICE_{name}", value)
-    monkeypatch.setenv("CHRONICLE_KUBERNETES_SCHEME", "http")
-    monkeypatch.setattr("chronicle.launch.admission.ask_pod", lambda name, environ: ask_pod(name, environ, account=account))
-    yield answers
-    server.shutdown()
-    server.server_close()
-
-
-def test_kubernetes_outranks_a_young_heartbeat_and_gives_the_cause(driver, left, api):
-    left(lease=False, boot="another machine")
-    api[OLD] = (200, POD)
-    assert not startable(driver)
-    api[OLD] = (403, {})
-    assert not startable(driver)  # it may not be asked: nothing is concluded
-    api[OLD] = (200, ENDED)
-    assert startable(driver)
-    with JournalWriter(driver.paths) as writer:
-        close_lost_launches(driver.paths, read_journal(driver.paths), writer)
-    end = LaunchEnd.of(driver.entries("launch.end")[0])
-    assert end.cause == "out of memory" and OLD in end.because
-
-
 def test_the_example_manifest_replaces_only_what_was_killed_from_outside():
     job = next(yaml.safe_load_all(Path(ROOT, "examples/kubernetes/job.yaml").read_text()))
     spec = job["spec"]
@@ -162,9 +90,9 @@ def test_the_example_manifest_replaces_only_what_was_killed_from_outside():
 
 
 def test_the_manifest_of_two_pods_says_who_each_is_and_starts_all_of_them_again():
-    whole, *account = yaml.safe_load_all(Path(ROOT, "examples/kubernetes/jobset-two-pods.yaml").read_text())
+    (whole,) = yaml.safe_load_all(Path(ROOT, "examples/kubernetes/jobset-two-pods.yaml").read_text())
     spec = whole["spec"]["replicatedJobs"][0]["template"]["spec"]
-    assert whole["spec"]["failurePolicy"]["rules"][0]["onJobFailureReasons"] == ["PodFailurePolicy"] and len(account) == 3
+    assert whole["spec"]["failurePolicy"]["rules"][0]["onJobFailureReasons"] == ["PodFailurePolicy"]
     assert spec["completionMode"] == "Indexed" and spec["completions"] == spec["parallelism"] == 2 and spec["backoffLimit"] == 0
     (rule,) = spec["podFailurePolicy"]["rules"]  # no pod is replaced alone
     assert (rule["action"], rule["onExitCodes"]["operator"], rule["onExitCodes"]["values"]) == ("FailJob", "In", [78])
@@ -172,16 +100,5 @@ def test_the_manifest_of_two_pods_says_who_each_is_and_starts_all_of_them_again(
     told = {row["name"]: row["valueFrom"]["fieldRef"]["fieldPath"] for row in container["env"]}
     environ = dict.fromkeys(told, "made-up") | {"JOB_COMPLETION_INDEX": "1"}  # which an Indexed Job sets
     assert find_node(environ) == Node("made-up", 1)
-    assert "controller-uid" in told["CHRONICLE_JOB"] and told["CHRONICLE_POD"] == "metadata.name"
+    assert "controller-uid" in told["CHRONICLE_JOB"]
     assert {"--node", "--restarts"} <= set(container["command"]) and f"--nnodes={spec['completions']}" in container["args"]
-
-
-@pytest.mark.slow
-@pytest.mark.skipif(bool(why_not()), reason=f"pods as namespaces: {why_not()}")
-def test_a_killed_pod_is_replaced_and_goes_on_from_the_last_save(tmp_path):
-    pods = Pods("killed", tmp_path / "job", make_checkpoints(tmp_path / "made", 300))
-    try:
-        row = pods.play(2, random.Random("killed"))
-    finally:
-        pods.close()
-    assert (row["went_on"], row["finished"], row["wrong_resumes"], row["pods"]) == (2, True, [], 3), row

@@ -1,13 +1,15 @@
 """Loss and LR of trainers that only print them."""
 
+import json
 import random
 import sys
 from pathlib import Path
 
 import pytest
 
-from chronicle.launch.live_metrics import HOLD_SECONDS, LINES_AT_ONCE, REPEATS, PrintedMetrics
-from chronicle.metrics.log import MetricsWriter, read_metrics
+from chronicle.launch.live_metrics import HOLD_SECONDS, REPEATS, Place, PrintedMetrics
+from chronicle.launch.output import LineTail
+from chronicle.metrics.log import MetricsWriter, read_attempts, read_metrics
 from rollback.channels import Role, find_channel
 from tests.metrics.test_dialects import series, write
 
@@ -17,7 +19,18 @@ class Bench:
 
     def __init__(self, path: Path) -> None:
         self.now, self.said, self.path = 1000.0, [], path
-        self.printed = PrintedMetrics(path, clock=lambda: self.now, say=self.said.append, complain=self.said.append)
+        self.printed = PrintedMetrics(path, clock=lambda: self.now, say=self.said.append)
+        self.log = path.with_name("supervisor.log")
+        self.tail = LineTail(self.log)
+
+    def prints(self, text: bytes) -> None:
+        with self.log.open("ab") as log:
+            log.write(text)
+        self.printed.take(self.tail.read(), Place(self.tail.part, self.tail.offset))
+
+    def finish(self) -> None:
+        self.printed.take([self.tail.rest()], Place())
+        self.printed.finish()
 
     def points(self) -> list[tuple[int, dict[str, float]]]:
         return [(point.step, dict(point.values)) for point in read_metrics(self.path)] if self.path.exists() else []
@@ -29,76 +42,75 @@ def bench(tmp_path: Path) -> Bench:
 
 
 def test_lines_become_points_once_they_have_been_held(bench: Bench) -> None:
-    bench.printed.take(3, b"warming up\nstep=1 loss=2.5 lr=0.1\nstep=2 lo")
-    bench.printed.take(3, b"ss=2.25 lr=0.1\nstep=3 loss=nan lr=0.1\nstep=4 loss=2 lr=0.1\n")
+    bench.prints(b"warming up\nstep=1 loss=2.5 lr=0.1\nstep=2 lo")
+    bench.prints(b"ss=2.25 lr=0.1\nstep=3 loss=nan lr=0.1\nstep=4 loss=2 lr=0.1\n")
     bench.now += HOLD_SECONDS - 1
     bench.printed.write_due()
     assert bench.points() == []
     bench.now += 1
     bench.printed.write_due()
-    bench.printed.finish()
+    bench.finish()
     points = bench.points()
     assert [step for step, _ in points] == [1, 2, 3, 4]
     assert points[1] == (2, {"loss": 2.25, "lr": 0.1}) and points[2][1]["loss"] != points[2][1]["loss"]
     assert bench.printed.writing and "no metrics.jsonl" in bench.said[0]
 
 
-def test_two_pipes_do_not_mix_their_halves_and_lines_of_one_step_are_one_point(bench: Bench) -> None:
-    bench.printed.take(3, b"step 7: lo")
-    bench.printed.take(5, b"step 7: lr 0.5\n")
-    bench.printed.take(3, b"ss 3.0\nstep 8: loss 2.9\n")
-    bench.printed.finish()
+def test_lines_of_one_step_are_one_point(bench: Bench) -> None:
+    bench.prints(b"step 7: lr 0.5\nstep 7: lo")
+    bench.prints(b"ss 3.0\nstep 8: loss 2.9")
+    bench.finish()
     assert bench.points() == [(7, {"lr": 0.5, "loss": 3.0}), (8, {"loss": 2.9})]
 
 
 def test_a_bar_that_moved_shows_the_values_of_the_step_before_and_then_its_own(bench: Bench) -> None:
     """tqdm: `update` draws the bar with the values that were set last, `set_postfix` draws it again (diffusers' examples)."""
-    bench.printed.take(3, b"Epoch 0:  8%|1| 1/12 [00:00<00:01, 5it/s, loss=1.09, lr=2e-7, step=1]\r")
-    bench.printed.take(3, b"Epoch 0: 17%|2| 2/12 [00:00<00:01, 5it/s, loss=1.09, lr=2e-7, step=1]\r")
-    bench.printed.take(3, b"Epoch 0: 17%|2| 2/12 [00:00<00:01, 5it/s, loss=1.13, lr=4e-7, step=2]\n")
-    bench.printed.finish()
+    bench.prints(b"Epoch 0:  8%|1| 1/12 [00:00<00:01, 5it/s, loss=1.09, lr=2e-7, step=1]\r")
+    bench.prints(b"Epoch 0: 17%|2| 2/12 [00:00<00:01, 5it/s, loss=1.09, lr=2e-7, step=1]\r")
+    bench.prints(b"Epoch 0: 17%|2| 2/12 [00:00<00:01, 5it/s, loss=1.13, lr=4e-7, step=2]\n")
+    bench.finish()
     assert bench.points() == [(1, {"loss": 1.09, "lr": 2e-7}), (2, {"loss": 1.13, "lr": 4e-7})]
 
 
 def test_a_trainer_with_a_file_of_its_own_is_not_read_twice(bench: Bench) -> None:
     with MetricsWriter(bench.path) as own:
-        bench.printed.take(3, b"step 1 loss 3.0\nstep 2 loss 2.9\n")
+        bench.prints(b"step 1 loss 3.0\nstep 2 loss 2.9\n")
         bench.now += HOLD_SECONDS
         bench.printed.write_due()  # opened, nothing in it yet
         own.write(2, {"loss": 2.9})
-    bench.printed.take(3, b"step 3 loss 2.8\n")
-    bench.printed.finish()
+    bench.prints(b"step 3 loss 2.8\n")
+    bench.finish()
     assert bench.points() == [(2, {"loss": 2.9})] and not bench.printed.writing
 
 
 def test_a_trainer_that_begins_its_own_file_late_has_it_to_itself_from_then_on(bench: Bench) -> None:
-    bench.printed.take(3, b"step 1 loss 3.0\nstep 2 loss 2.9\n")
+    bench.prints(b"step 1 loss 3.0\nstep 2 loss 2.9\n")
     bench.now += HOLD_SECONDS
     bench.printed.write_due()
     with MetricsWriter(bench.path) as own:
         own.write(50, {"loss": 2.0})
-    bench.printed.take(3, b"step 51 loss 1.9\nstep 52 loss 1.9\n")
+    bench.prints(b"step 51 loss 1.9\nstep 52 loss 1.9\n")
     bench.now += 1
     bench.printed.write_due()
-    bench.printed.finish()
+    bench.finish()
     assert [step for step, _ in bench.points()] == [1, 50]
 
 
 def test_a_second_ranks_copy_falls_away_and_a_counter_that_starts_anew_is_said(bench: Bench) -> None:
     for step in range(1, 4):
-        bench.printed.take(3, b"[default0]: step %d loss 3.0\n[default1]: step %d loss 9.0\n" % (step, step))
-    bench.printed.take(3, b"[default1]: step 2 loss 9.0\n")
-    bench.printed.take(3, b"step 100 loss 2.0\n")
+        bench.prints(b"[default0]: step %d loss 3.0\n[default1]: step %d loss 9.0\n" % (step, step))
+    bench.prints(b"[default1]: step 2 loss 9.0\n")
+    bench.prints(b"step 100 loss 2.0\n")
     for step in range(1, REPEATS + 60):  # the second epoch counts from 1 again
-        bench.printed.take(3, b"step %d loss 1.0\n" % step)
-    bench.printed.finish()
+        bench.prints(b"step %d loss 1.0\n" % step)
+    bench.finish()
     assert bench.points() == [(1, {"loss": 3.0}), (2, {"loss": 3.0}), (3, {"loss": 3.0}), (100, {"loss": 2.0})]
     assert "went back from 100 to 50" in bench.said[0]
 
 
 def test_a_line_that_names_no_step_is_not_counted_as_one(bench: Bench) -> None:
-    bench.printed.take(3, b"{'loss': 2.1, 'grad_norm': 1.2, 'learning_rate': 5e-05, 'epoch': 0.5}\nloss 2.0\n")
-    bench.printed.finish()
+    bench.prints(b"{'loss': 2.1, 'grad_norm': 1.2, 'learning_rate': 5e-05, 'epoch': 0.5}\nloss 2.0\n")
+    bench.finish()
     assert not bench.path.exists()
 
 
@@ -124,37 +136,35 @@ def test_a_trainers_output_gives_live_what_its_log_gives_afterwards(name: str, t
     live = Bench(tmp_path / "metrics.jsonl")
     while at < len(data):
         size = dice.choice((7, 50, 2000))
-        live.printed.take(0, data[at : at + size])
+        live.prints(data[at : at + size])
         at += size
-    live.printed.finish()
+    live.finish()
     points = list(read_metrics(tmp_path / "metrics.jsonl"))
     loss = find_channel({name: None for point in points for name in point.values}, Role.LOSS)
     assert [(point.step, point.values[loss]) for point in points if loss in point.values] == series(path)
 
 
-def test_a_flood_is_parsed_in_pieces_and_what_cannot_be_parsed_is_left_out_whole(bench: Bench, monkeypatch) -> None:
-    """Between two pieces the supervisor looks at its signals; a line is never made of two halves."""
-    flood = b"".join(b"step %d loss 2.0\n" % step for step in range(1, 2001))
-    bench.printed.take(3, flood)
-    assert 0 < bench.printed.seen <= LINES_AT_ONCE
-    assert bench.printed.read_some() and bench.printed.seen <= 2 * LINES_AT_ONCE
-    monkeypatch.setattr("chronicle.launch.live_metrics.BACKLOG_BYTES", 100)
-    bench.printed.take(3, b"step 2001 loss 2.0\nstep 2002 lo")
-    bench.printed.take(3, b"ss 9.0\nstep 2003 lo" + b" " * 100)
-    monkeypatch.undo()
-    bench.printed.take(3, b"ss 9.0\nstep 2004 loss 2.0\n")
-    bench.printed.finish()
-    logged = bench.points()
-    assert [step for step, _ in logged] == [*range(1, 2002), 2004]
-    assert {values["loss"] for _, values in logged} == {2.0}
-    assert sum("left out" in line for line in bench.said) == 1
+def test_another_reader_goes_on_where_one_has_died_and_writes_nothing_twice(bench: Bench) -> None:
+    """At any moment: what was held is read again, what was written is not."""
+    lines = [b"step %d loss %d.5\n" % (step, step) for step in range(1, 41)]
+    for number, line in enumerate(lines):
+        bench.prints(line)
+        bench.now += 1
+        bench.printed.write_due()
+        if number % 13 == 12:  # it dies; its state was written a moment ago
+            state = json.loads(json.dumps(bench.printed.state()))
+            bench.printed = PrintedMetrics(bench.path, clock=lambda: bench.now, say=bench.said.append)
+            place = bench.printed.go_on(state)
+            bench.tail = LineTail(bench.log, part=place.part, offset=place.offset)
+            bench.prints(b"")
+    bench.finish()
+    assert bench.points() == [(step, {"loss": step + 0.5}) for step in range(1, 41)]
+    assert state["place"][1] > 0, "it goes on near its end"
 
 
-def test_a_launch_that_was_stopped_parses_the_newest_output_only(bench: Bench, monkeypatch) -> None:
-    """Its scheduler ends it soon, and the end has to be written before."""
-    monkeypatch.setattr("chronicle.launch.live_metrics.HURRIED_BYTES", 3000)
-    for first in range(1, 2001, 100):
-        bench.printed.take(3, b"".join(b"step %d loss 2.0\n" % step for step in range(first, first + 100)))
-    bench.printed.finish(in_a_hurry=True)
-    steps = [step for step, _ in bench.points()]
-    assert steps[-1] == 2000 and len(steps) < 400
+def test_ranks_that_are_started_again_may_go_back(bench: Bench) -> None:
+    """Torchrun has said so in the directory of pulses, before they print."""
+    bench.printed.newer_attempt = lambda number: 1
+    bench.prints(b"step 1 loss 3.0\nstep 2 loss 2.9\nstep 1 loss 2.8\nstep 2 loss 2.7\n")
+    bench.finish()
+    assert [(attempt, point.step) for attempt, point in read_attempts(bench.path)] == [(0, 1), (0, 2), (1, 1), (1, 2)]

@@ -288,8 +288,8 @@ def test_kills_in_steps_and_in_a_save_go_on_from_the_newest_verified_checkpoint(
     """Each attempt is a launch of its own; the cut save is out of the loader's sight, and comes back by command."""
     assert train(driver, {"1": [5, KILL], "2": [8, CUT]}) == 0
     assert starts(driver) == [0, 4, 6]
-    assert decisions(driver) == ["again", "again", "finished"]
-    assert [entry.data["cause"] for entry in driver.entries("launch.end")] == ["crash", "crash", "finished"]
+    assert decisions(driver) == ["again", "again", "ended"]
+    assert [entry.data["cause"] for entry in driver.entries("launch.end")] == ["crash", "crash", "ended"]
     assert [entry.data.get("handed", {}).get("step") for entry in driver.entries("launch.start")] == [None, 4, 6]
     moved = driver.entries("quarantine")
     assert [move["path"] for move in moved[0].data["moves"]] == ["step-8.pt"]

@@ -13,7 +13,7 @@ from chronicle.journal import JournalWriter, read_journal
 from chronicle.journal.events import EndCause, Incident, LaunchEnd, events_of
 from chronicle.launch.ending import Seen, judge_end
 from chronicle.launch.launchers import build_environment
-from chronicle.launch.live_metrics import PrintedMetrics
+from chronicle.launch.live_metrics import Place, PrintedMetrics
 from chronicle.launch.processes import read_process, walk_children
 from chronicle.launch.pulse import (
     PULSES_VARIABLE,
@@ -323,7 +323,8 @@ class Watched:
         self.paths.launch_dir(1).mkdir(parents=True)
         self.writer = JournalWriter(self.paths)
         self.watch = StallWatch(
-            pulses=pulses, rank_pids=lambda: ranks, signs=lambda: (self.steps, 0, self.output), step=lambda: self.steps,
+            pulses=pulses, tree=lambda: walk_children(os.getpid()), rank_pids=lambda: ranks,
+            signs=lambda: (self.steps, 0, self.output), step=lambda: self.steps,
             say=self.said.append, write=lambda event, **words: self.writer.write(event, launch=1, **words),
             directory=self.paths.launch_dir(1), host="n1", launch=1, clock=lambda: self.now, **more,
         )  # fmt: skip
@@ -471,7 +472,7 @@ def test_a_hang_is_stopped_as_a_hang_and_the_run_goes_on_by_itself(driver):
     )
     assert driver.wait(200) == 0, driver.out.read_text()[-3000:]
     first, second = (LaunchEnd.view(entry.data) for entry in driver.entries("launch.end"))
-    assert (first.cause, first.stopped_by, second.cause) == ("hang", "stall", "finished")
+    assert (first.cause, first.stopped_by, second.cause) == ("hang", "stall", "ended")
     assert "train.py:5 (stuck)" in first.because and first.rhythm["p99"] < 5.0
     assert "STALL: no step for" in driver.out.read_text()
     (stall,) = driver.entries("incident")
@@ -562,10 +563,10 @@ def test_a_busy_rank_that_prints_is_left_alone_longer(tmp_path, children, pulses
 
 def test_a_trainer_whose_step_counter_restarts_goes_on(tmp_path):
     """Its lines are no metrics any more, and still signs of progress."""
-    printed = PrintedMetrics(tmp_path / "metrics.jsonl", clock=lambda: 1.0, say=lambda _: None, complain=lambda _: None)
+    printed = PrintedMetrics(tmp_path / "metrics.jsonl", clock=lambda: 1.0, say=lambda _: None)
     before = printed.seen
     for step in [*range(1, 40), *range(1, 200)]:
-        printed.take(1, f"step {step} loss 2.0\n".encode())
+        printed.take([f"step {step} loss 2.0".encode()], Place())
         assert printed.seen > before
         before = printed.seen
 
@@ -578,21 +579,6 @@ def test_the_main_thread_is_the_last_that_began_in_a_module_else_the_oldest():
     assert main_stack([main, other, worker]) == other
     assert main_stack([worker, worker[1:]]) == worker[1:]
     assert main_stack([]) == ()
-
-
-DUMP = """Thread 0x00007f0000000000 (most recent call first):
-  File "/venv/site-packages/torch/utils/file_baton.py", line 49 in wait
-  File "/venv/site-packages/torch/utils/cpp_extension.py", line 2400 in _jit_compile
-  File "/home/me/train.py", line 12 in <module>
-"""
-
-
-def test_a_rank_that_waits_for_a_build_is_told_as_such():
-    stand = Stand(rank=1, pid=7, stack=parse_dump(DUMP)[0])
-    assert stand.words.startswith("waits for another process's build of a torch extension at me/train.py:12")
-    building = parse_dump(DUMP.replace("file_baton.py", "x.py"))[0]
-    busy = Stand(rank=0, pid=6, idle=False, stack=building)
-    assert busy.words.startswith("builds a torch extension, which takes minutes, at")
 
 
 def test_the_time_that_is_left_is_told_where_the_number_of_steps_is_known(tmp_path):

@@ -31,16 +31,13 @@ GOOD = TrainerFacts(
     config={"d_model": 512, "layers": 8},
     params_logical=1000,
     params_counted=1000,
-    tied_expected=True,
-    tied_in_memory=True,
     ranks=(
-        rank(0, params_local=1000, first_batch_digest="a", gradients_finite=True),
-        rank(1, params_local=1000, first_batch_digest="b", gradients_finite=True),
+        rank(0, params_local=1000, first_batch_digest="a"),
+        rank(1, params_local=1000, first_batch_digest="b"),
     ),
     world_sizes_seen={"launcher": 2, "torch": 2},
     wrapper="DistributedDataParallel",
     precision="bf16",
-    compile_requested=False,
     dataset="stdlib",
     dataset_bytes=540_000_000,
     num_samples=50_000,
@@ -74,22 +71,18 @@ BROKEN = [
     ("PF01", FAIL, {"num_data_shards": 1}, "1 ranks get nothing"),
     ("PF01", FAIL, {"num_data_shards": 3}, "1 get nothing"),
     ("PF01", WARN, {"num_data_shards": 5}, "unevenly"),
-    ("PF01", PASS, {"num_data_shards": 1, "data_resampled": True}, "resampled"),
+    ("PF01", PASS, {"num_data_shards": 1, "data_resampled": True}, "2 ranks"),
     ("PF03", FAIL, {"params_counted": 500}, "exactly 1/2"),
     ("PF04", FAIL, {"world_sizes_seen": {"launcher": 2, "torch": 1}}, "disagree"),
     ("PF04", FAIL, {"ranks": (rank(0), rank(1, device="GPU-0")), "world_sizes_seen": {}}, "ranks 0, 1 all on GPU-0"),
     ("PF04", FAIL, {"ranks": (rank(0),), "world_sizes_seen": {}}, "2 devices requested, 1 in use"),
     ("PF05", FAIL, {"wrapper": "DataParallel"}, "found DataParallel"),
-    ("PF12", WARN, {"learning_rates": (1.0,) * 100}, "does not rise"),
-    ("PF12", WARN, {"learning_rates": warmup(500, 1000)}, "499 of 1000"),
     ("PF14", FAIL, {"masked_fractions": (1.0, 1.0)}, "all labels are −100"),
     ("PF14", WARN, {"masked_fractions": (0.95,)}, "95%"),
-    ("PF15", WARN, {"num_samples": 5}, "5 distinct samples"),
+    ("PF15", WARN, {"num_samples": 5}, "5 samples"),
     ("PF15", WARN, {"pad_fraction": 0.8}, "80%"),
-    ("PF18", FAIL, {"tied_in_memory": False}, "in memory separate"),
     ("PF21", FAIL, {"checkpoint_bytes": 10**9}, "needed"),
     ("PF23", FAIL, {"save_seconds": 95.0}, "killed after 90 s"),
-    ("PF29", SKIPPED, {"compile_requested": True, "compile_possible": False}, "NOT possible"),
 ]
 
 
@@ -105,11 +98,6 @@ def test_ranks_of_one_model_replica_may_read_the_same_batch_and_others_may_not()
     assert answer("PF19", replace(GOOD, ranks=same)).verdict is FAIL
     replica = tuple(replace(one, data_rank=0) for one in same)
     assert answer("PF19", replace(GOOD, ranks=replica)).verdict is PASS
-
-
-def test_one_rank_with_infinite_gradients_is_named():
-    ranks = (GOOD.ranks[0], replace(GOOD.ranks[1], gradients_finite=False))
-    assert "rank 1" in answer("PF26", replace(GOOD, ranks=ranks)).message
 
 
 def test_sharded_parts_add_up_to_the_model_with_padding():

@@ -1,7 +1,7 @@
 """Inside the ranks and on the command line: a failed check refuses, a plan is declared once and changed only aloud."""
 
 import json
-import socket
+import os
 import sys
 
 import pytest
@@ -75,17 +75,6 @@ def check_of(name, host):
     return next(one for one in check_host(host) if one.check == name)
 
 
-def test_a_port_in_use_is_found_before_the_launcher_is(paths):
-    with socket.socket() as taken:
-        taken.bind(("", 0))
-        taken.listen()
-        port = str(taken.getsockname()[1])
-        command = ("torchrun", "--master_port", port, "train.py")
-        host = Host(paths=paths, checkpoints_dir=None, entries=(), environ={}, command=command)
-        assert check_of("PF09", host).verdict.value == "fail"
-    assert check_of("PF09", host).verdict.value == "pass"
-
-
 def test_save_time_of_the_journal_is_held_against_the_grace(paths):
     with JournalWriter(paths) as writer:
         writer.append("checkpoint", step=5, data={"path": "x", "save_seconds": 47.0})
@@ -114,22 +103,20 @@ def test_the_page_lists_what_was_read_and_names_the_rest_in_one_line(tmp_path, m
     *rows, rest, _counts = capsys.readouterr().out.splitlines()
     assert rows and all(" unknown " not in row for row in rows) and any(row.startswith("PF03  pass") for row in rows)
     assert rest.startswith("not checked: data shards for every reader, parameter count against the claim")
-    assert "requested flags" in rest and "three parameter counts agree" not in rest
+    assert "three parameter counts agree" not in rest
 
 
 def test_run_refuses_on_a_failed_check_and_skip_is_journalled(tmp_path, monkeypatch):
     (tmp_path / "checkpoints" / "opt_step-5" / "accelerator_state").mkdir(parents=True)
     monkeypatch.chdir(tmp_path)
-    with socket.socket() as taken:
-        taken.bind(("", 0))
-        taken.listen()
-        monkeypatch.setenv("MASTER_PORT", str(taken.getsockname()[1]))
-        from chronicle.cli.run import _check_before
-        from chronicle.settings import load_settings
+    from chronicle.cli.run import _check_before
+    from chronicle.settings import load_settings
 
-        settings = load_settings(tmp_path, {}, run="demo")
-        with pytest.raises(LaunchRefused, match="PF09"):
-            _check_before(settings, (sys.executable,), None, (), None)
-        _, recorded = _check_before(settings, (sys.executable,), None, ("PF09",), None)
-        assert recorded["skipped"] == ["PF09"]
-        assert recorded["preflight"]["PF09"] == "skipped"
+    (tmp_path / "nvidia-smi").write_text("#!/bin/sh\nprintf '0, GPU-a, 23000\\n'\n")
+    (tmp_path / "nvidia-smi").chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    settings = load_settings(tmp_path, {}, run="demo")
+    with pytest.raises(LaunchRefused, match="PF08"):
+        _check_before(settings, (sys.executable,), None, (), None)
+    _, recorded = _check_before(settings, (sys.executable,), None, ("PF08",), None)
+    assert recorded["skipped"] == ["PF08"] and recorded["preflight"]["PF08"] == "skipped"
