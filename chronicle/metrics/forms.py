@@ -11,6 +11,8 @@ import re
 from collections.abc import Mapping
 from typing import NamedTuple, Protocol
 
+from chronicle.metrics.counters import EpochSteps, whole
+from chronicle.metrics.fields import fields_in
 from chronicle.metrics.numbers import NUMBER, number_in, number_of_text
 from rollback.channels import JUDGED, STEP_NAMES, Role, role_of
 
@@ -142,4 +144,66 @@ class FramedTable:
         return NOTHING
 
 
-FORMS: tuple[type[Form], ...] = (FramedTable, TextTable)
+class Block:
+    """A header with a step, `[step=12/90]`, and indented names below it: OLMo, Composer."""
+
+    HEADER = re.compile(
+        r"^(?:.*\s)?(?:\[epoch=(?P<epoch>\d+)\])?\[(?:step|batch|iter|iteration|token|sample)\s*=\s*(?P<at>\d[\d,]*)"
+        r"(?:/(?:(?P<of>\d+)|[\d,]+|\?+))?(?:\s*,[^\]]*)?\]\s*:?\s*(?:\{\s*)?$", re.IGNORECASE,
+    )  # fmt: skip
+
+    def __init__(self) -> None:
+        self.step: int | None = None  # of the header whose block is open
+        self.epochs = EpochSteps()
+
+    def feed(self, line: str) -> Found | None:
+        """Read a line of the open block, or a header."""
+        if self.step is not None:
+            if line[:1] in (" ", "\t") and line.strip():
+                return Found(self.step, fields_in(line))
+            if line.strip() in ("{", "}"):
+                return NOTHING
+            self.step = None
+        header = self.HEADER.match(line)
+        if header is None:
+            return None
+        self.step = whole(header["at"])
+        if header["of"] is not None and header["epoch"] is not None:
+            self.step += max(0, int(header["epoch"]) - 1) * int(header["of"])
+        elif header["epoch"] is not None:
+            self.step = self.epochs.step(float(header["epoch"]), self.step)
+        return NOTHING
+
+
+class Keras:
+    """`Epoch 3/10`, and below it a bar that is drawn until it is full: only then it holds the means of the epoch."""
+
+    EPOCH = re.compile(r"^Epoch (\d+)/\d+\s*$")
+    BAR = re.compile(r"^\s*\d+/(?:\d+|Unknown)\s")
+    END = re.compile(r"^\s*(\d+)/\1 .*?- loss: |^\s*(\d+)/\2 .*?\d+\S*/step - ")
+
+    def __init__(self) -> None:
+        self.epoch = 0
+
+    def feed(self, line: str) -> Found | None:
+        """Read a bar; the line of the epoch is left to the other readers too."""
+        epoch = self.EPOCH.match(line)
+        if epoch is not None:
+            self.epoch = int(epoch[1])
+        if not self.epoch or not self.BAR.match(line):
+            return None
+        return Found(self.epoch, fields_in(line)) if self.END.match(line) else NOTHING
+
+
+class Column:
+    """`120  train  0.53`: the step, the word and the loss, and nothing else (build-nanogpt)."""
+
+    ROW = re.compile(rf"^(?P<at>\d+)\s+train\s+(?P<value>{NUMBER})\s*$")
+
+    def feed(self, line: str) -> Found | None:
+        """Read a row."""
+        row = self.ROW.match(line)
+        return None if row is None else Found(int(row["at"]), {"loss": number_of_text(row["value"], None)})
+
+
+FORMS: tuple[type[Form], ...] = (FramedTable, TextTable, Block, Keras, Column)

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from chronicle.errors import UsageProblem
-from chronicle.metrics.lines import ANSI, PrintedLines, encoding_of, is_gzip, log_lines, read_head
+from chronicle.metrics.lines import PrintedLines
 from chronicle.metrics.log import ATTEMPT_MARK, Point, parse_line, read_metrics
 from chronicle.metrics.mlflow_log import SQLITE_HEAD, is_file_store_run, read_database, read_file_store, split_store
 from chronicle.metrics.numbers import number_in
@@ -34,6 +34,7 @@ from chronicle.metrics.records import (
 )
 from chronicle.metrics.run_tables import read_runs_of_table
 from chronicle.metrics.tensorboard_log import is_event_file, read_event_files
+from chronicle.metrics.text import ANSI, encoding_of, is_gzip, log_lines, read_head
 from chronicle.metrics.trackio_log import is_trackio_database, read_trackio
 from chronicle.metrics.wandb_log import HEAD as WANDB_HEAD
 from chronicle.metrics.wandb_log import read_wandb, wandb_files

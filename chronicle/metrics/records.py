@@ -16,9 +16,10 @@ from itertools import chain, islice
 from pathlib import Path
 from typing import Any
 
-from chronicle.metrics.lines import ANSI, PREFIX, EpochSteps, log_lines, point_of_record
+from chronicle.metrics.counters import EpochSteps
 from chronicle.metrics.log import Point
 from chronicle.metrics.numbers import non_finite, number_in
+from chronicle.metrics.text import ANSI, PREFIX, log_lines
 from rollback.channels import EPOCH_NAMES, LAUNCH_NAMES, STEP_NAMES, TIME_NAMES, Role, role_of
 
 VALUE_NAME = "value"  # TensorBoard's own CSV download: `Wall time,Step,Value`
@@ -270,6 +271,8 @@ def column_of(names: Sequence[str], known: Sequence[str]) -> int | None:
 
 # --- JSON records
 
+SHARE_OF = re.compile(r"^(\d+)/\d+$")  # a step of all
+SUMMARY_WORDS = {"mean", "std", "num", "count", "min", "max", "median", "sum"}
 SUMMARY = "train_runtime"  # Trainer's last record: its train_loss is the mean of the run, not a point of it
 
 
@@ -391,3 +394,71 @@ def _points_of_records(records: Iterable[Mapping[str, Any]], step: str | None = 
         if point is not None:
             yield point._replace(row=row)
             row += 1
+
+
+def point_of_record(
+    record: Mapping[str, Any], epochs: EpochSteps, *, step: str | None = None, counted: int | None = None, texts: bool = False
+) -> Point | None:
+    """Return the point of one record; None where it has no whole step or no value.
+
+    `step` names its counter where the table of names does not know it; `counted` is the step of a record without one.
+    `texts`: numbers may be texts, as fairseq writes them.
+    """
+    if record.get("mode") in ("val", "valid", "test", "eval"):
+        return None
+    flat = dict(_flatten(record, texts=texts))
+    known = STEP_NAMES if step is None else (step,)
+    lowered = {name.lower(): name for name in flat}
+    counter = next((lowered[name] for name in (n.lower() for n in known) if name in lowered), None)
+    if counter is None or counter.lower() in EPOCH_NAMES:
+        counter = _put_share(record, flat) or counter
+    if counter is not None and counter.lower() in EPOCH_NAMES and (counted is not None or flat[counter] != int(flat[counter])):
+        counter = None
+    at = flat[counter] if counter is not None else counted
+    if at is None or not math.isfinite(at) or at != int(at):
+        return None
+    epoch = next((flat[name] for name in EPOCH_NAMES if name in flat and name != counter), None)
+    whole = int(at)
+    if epoch is not None and counter is not None and math.isfinite(epoch):
+        whole = epochs.step(epoch, whole)
+    time = next((flat[name] for name in TIME_NAMES if name in flat), None)
+    launch = next((int(flat[name]) for name in LAUNCH_NAMES if name in flat and math.isfinite(flat[name])), None)
+    skip = {*STEP_NAMES, *TIME_NAMES, *LAUNCH_NAMES, counter} | (set() if counted is not None else {"epoch"})
+    if counted is not None and "epoch" in flat:
+        skip.discard("epoch")
+    values = {name: value for name, value in flat.items() if name not in skip}
+    if not values and not any(role_of(name) is Role.LOSS for name in record):
+        return None
+    # without a value where the loss was written and is no number
+    return Point(0, whole, time, values, launch, counter is None)
+
+
+def _put_share(record: Mapping[str, Any], flat: dict[str, float]) -> str | None:
+    """Add the step of `"global_step/max_steps": "56/176"` (swift) to the numbers; returns its name."""
+    for name, value in record.items():
+        first = name.split("/")[0] if isinstance(value, str) and "/" in name else ""
+        if first.lower() in STEP_NAMES and first.lower() not in EPOCH_NAMES and (share := SHARE_OF.match(value)):
+            flat[first] = float(share[1])
+            return first
+    return None
+
+
+def _flatten(
+    record: Mapping[str, Any], prefix: str = "", depth: int = 0, *, texts: bool = False
+) -> Iterator[tuple[str, float]]:
+    for name, value in record.items():
+        full = f"{prefix}{name}"
+        if isinstance(value, dict) and "mean" in value and value.keys() <= SUMMARY_WORDS:
+            value = value["mean"]  # a summary in place of a number
+        if isinstance(value, dict) and depth < 6:
+            yield from _flatten(value, f"{full}/", depth + 1, texts=texts)
+        elif not isinstance(value, str) or texts or _is_measured(full):
+            number = number_in(value)
+            if number is not None:
+                yield full, number
+
+
+
+def _is_measured(name: str) -> bool:
+    """Whether a text under this name may be a number: a counter, or a channel of a known role."""
+    return name.lower() in STEP_NAMES or role_of(name) is not Role.IGNORED

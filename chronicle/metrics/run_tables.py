@@ -12,10 +12,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from itertools import chain
 from pathlib import Path
 
-from chronicle.metrics.lines import log_lines, read_head
 from chronicle.metrics.log import Point
 from chronicle.metrics.numbers import number_in
 from chronicle.metrics.records import column_of, find_header, join_steps
+from chronicle.metrics.text import log_lines, read_head
 from rollback.channels import STEP_NAMES, TIME_NAMES
 
 BETWEEN = " - "

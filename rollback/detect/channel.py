@@ -15,7 +15,6 @@ from bisect import bisect_left, insort
 from collections import deque
 
 from rollback.detect.constants import (
-    AWAY_POINTS,
     BLOCK_POINTS,
     CLIP,
     CUSUM_HEIGHT,
@@ -50,7 +49,7 @@ from rollback.detect.constants import (
 )
 from rollback.detect.events import Status
 from rollback.detect.grid import Grid
-from rollback.detect.life import ChannelEvent, Life
+from rollback.detect.life import PERSISTENT_POINTS, ChannelEvent, Life
 from rollback.detect.onset import find_onset
 
 IQR_TO_SIGMA = 0.7413  # of a Gaussian
@@ -80,8 +79,7 @@ class Channel:
         self.near = 0  # bits: which of the last three points were near the threshold
         self.lone = 0.0  # z of an outlier that the next point will show to be alone, or the first of several
         self.high = 0.0  # by how much the last point rose, where that would be a major spike
-        self.far = 0  # points far away in a row: above, or with a minus below
-        self.settled = 0
+        self.settled = 0  # points since the last one that was sudden
         self.often = self.often_top = 0.0
         self.often_run, self.often_row, self.said_often = 0, FAR_BACK, False
         # slow
@@ -120,7 +118,7 @@ class Channel:
         self.age += 1
         if self.rows <= OFTEN_POINTS or self.rows % USUAL_POINTS == 0:
             self.grid.feed(raw)
-            self.quantum = 0.0 if self.log else self.grid.quantum(raw)
+            self.quantum = 0.0 if self.log else self.grid.quantum()
         if self.age <= WARM_POINTS:
             self._warm_up(row, step, value)
             return
@@ -145,16 +143,17 @@ class Channel:
             return
         # the fast level
         limit = HIGH_RISE * sigma
-        self.far = self.far + 1 if sudden or shift < -2.0 * limit else 0
         residual = value - self.level
-        if self.far >= AWAY_POINTS:
+        fell = shift < -2.0 * limit
+        jumped = fell and row - self.interval_row <= WARM_POINTS  # the first points of another log interval
+        if jumped:
             shift /= FAST_GAIN
+        elif fell:
+            shift = -2.0 * limit
         elif shift > limit:
             shift = limit
-        elif shift < -2.0 * limit:
-            shift = -2.0 * limit
         self.level += (shift + centre) * FAST_GAIN
-        if not sudden and (self.far < AWAY_POINTS or row - self.interval_row > WARM_POINTS):  # a jump is no noise
+        if not sudden and not jumped:  # a jump is no noise
             self.settled += 1
             self.order.append(residual)
             insort(ordered, residual)
@@ -274,7 +273,7 @@ class Channel:
             height *= 1.0 + YOUNG_POINTS / self.age
         if sudden or cusum >= height:
             self._open(row, step, value, sudden, z, sigma, reference, unit)
-        elif cusum <= height * SUSPICION or self.age < MIDDLE_POINTS:
+        elif cusum <= SUSPICION * height or self.age < MIDDLE_POINTS:
             self._learn(step, value, unit, sigma)
 
     def _learn(self, step: int, value: float, unit: float, sigma: float) -> None:
@@ -326,9 +325,9 @@ class Channel:
         A rise that is no larger proves nothing. Blocks count from the first that reaches the median: in the early descent
         all lie far below their slow level.
         """
-        means = list(self.drifts)
-        if len(means) < 4:
+        if len(self.drifts) < 4:
             return self.strayed
+        means = list(self.drifts)
         middle = sorted(means)[len(means) // 2]
         settled = next(index for index, mean in enumerate(means) if mean >= middle)
         return max(self.strayed, *(abs(mean - middle) * self.scale for mean in means[settled:]))
@@ -377,14 +376,13 @@ class Channel:
             return
         self.interval_row = row
         if self.log:
-            self.age = self.near = self.far = 0
+            self.age = self.near = 0
             self.lagged.clear()
             self.buffer.clear()
         elif self.age > WARM_POINTS:
             wider = math.sqrt(max(1.0, denser))
             self._know([wider * residual for residual in self.order])
             self.scale *= wider
-            self.far = AWAY_POINTS
 
     # --- Events
 
@@ -411,7 +409,7 @@ class Channel:
         if late > WARM_POINTS:  # growth by e-folds spends as long again below the noise
             wanted = max(low[0] - late, self.last_end, self.restart_row)
             low = next((item for item in self.buffer if item[0] >= wanted), low)
-        wander, local = self._own_drift(), sudden and value - reference < HIGH_RISE * unit
+        local = sudden and value - reference < HIGH_RISE * unit
         inflation = self.inflation
         if local:  # sudden against the fast level only: the slow reference is higher, in the early descent
             before = sorted(self._last(USUAL_POINTS + 1)[:-1])
@@ -423,7 +421,7 @@ class Channel:
         shape = "instant" if sudden and row - onset[0] <= WARM_POINTS + 2 else "gradual"
         event = self._new_event(shape, row, step, reference, unit)
         event.onset_row, event.onset_step, event.onset_low_row, event.onset_low_step = *onset[:2], *low[:2]
-        event.wander, event.inflation, event.local = wander / unit, inflation, local
+        event.wander, event.inflation, event.local = self._own_drift() / unit, inflation, local
         event.young = self.age - late < MIDDLE_POINTS
         self.life, self.last_hot, self.cusum = Life(event, self.log), row, 0.0
         self.life.feed(row, step, value)
@@ -443,10 +441,11 @@ class Channel:
         if sudden:
             self.last_hot = row
             self.settled = 0
-            young = [event for event in (life.event, self.respike) if event and row - event.alarm_row <= WARM_POINTS]
-            if self.far == AWAY_POINTS and young:
-                young[0].persistent = True
-                self.changed.append(young[0])
+            event = life.event if self.respike is None else self.respike
+            event.hot += 1
+            if event.hot == PERSISTENT_POINTS and row - event.alarm_row <= WARM_POINTS:
+                event.persistent = True
+                self.changed.append(event)
         if life.feed(row, step, value):
             self.changed.append(life.event)
         if life.event.closed:
@@ -503,7 +502,7 @@ class Channel:
             if self.history:
                 _, self.level, self.middle, self.slow = self.history[-1]
         self.lagged.clear()
-        self.cusum, self.last_end, self.near, self.far = 0.0, row, 0, 0
+        self.cusum, self.last_end, self.near = 0.0, row, 0
 
     def finish(self) -> None:
         """Judge the open events by their last points: the log is complete. Not part of the fold."""

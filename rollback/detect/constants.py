@@ -19,7 +19,6 @@ MAJOR_RISE = 0.2  # of the level: a spike that a person calls major is sudden fr
 MAJOR_ODDS = 6.0
 MAJOR_RECORD = 3.0  # times the highest of the last residuals
 CLIP = 4.0  # one point counts as at most so many units of the noise, in a level and in a sum
-AWAY_POINTS = 4  # in a row that far away are where the level is now
 
 # A run that spikes often
 OFTEN_POINTS = 96  # the span in which spikes are counted

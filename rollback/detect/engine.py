@@ -12,11 +12,10 @@ points goes on as if it had not been.
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Callable, Mapping
 
 from rollback.channels import EXPECTED_LR, JUDGED, Role, role_of, totality_of
-from rollback.detect.channel import BUFFER_POINTS, Channel
+from rollback.detect.channel import Channel
 from rollback.detect.constants import JOIN_ROWS
 from rollback.detect.events import Event, Kind, Status, Tier
 from rollback.detect.fusion import MARKS, Fusion
@@ -24,7 +23,7 @@ from rollback.detect.stream import CONFIRM, ORDINARY, REPEATED, Placement, Strea
 from rollback.detect.watches import Finding
 from rollback.detect.watches.hidden import HiddenWatch
 from rollback.detect.watches.lr import LrWatch
-from rollback.detect.watches.mixture import MIX_POINTS, MIXTURE, mixture_sentence, source_sentence
+from rollback.detect.watches.mixture import MIX_POINTS, MIXTURE, is_mixture, source_sentence
 from rollback.detect.watches.plateau import BLOCK_POINTS, SENTENCE, PlateauWatch
 from rollback.detect.watches.resume import ResumeWatch
 from rollback.detect.watches.scale import ScaleWatch
@@ -56,7 +55,6 @@ class Detector:
         self._roles: dict[str, Role] = {}
         self._parts: dict[str, None] = {}  # parts of a loss that decide because no total has been logged
         self._singles: dict[Role, str] = {}  # the first channel of each role that the watches read
-        self._shares: dict[str, deque[tuple[int, float]]] = {}  # the mixture's recent shares by row
         self._held: list[tuple[int, int, Values, int | None]] = []  # points that wait until the log interval is known
         self._segment_row = -(10**9)
         self._rewound = False
@@ -101,7 +99,6 @@ class Detector:
         """Judge the events that are still open by their last points: the log is complete. Not part of the fold."""
         self._changed = []
         self._fold_held()
-        self._step, self._launch = self._stream.last_step or 0, self._stream.last_launch
         for name, channel in self._channels.items():
             channel.finish()
             self._fuse(self._roles[name], channel, self.row - 1)
@@ -145,9 +142,6 @@ class Detector:
             self._tell("lr", finding, "lr", row)
         if Role.LOSS_SCALE in one and (scale := values.get(one[Role.LOSS_SCALE])) is not None:
             self._tell("scale", self._scale.feed(row, step, scale), one[Role.LOSS_SCALE], row)
-        for name, shares in self._shares.items():
-            if (weight := values.get(name)) is not None:
-                shares.append((row, weight))
 
     def _watch_loss(self, row: int, step: int, values: Values, lead: str) -> None:
         """Feed the watches of the leading loss."""
@@ -203,8 +197,6 @@ class Detector:
         self._roles[name] = role
         if role in SINGLES and (role not in self._singles or role is Role.LOSS):
             self._singles[role] = name
-        if role is Role.WEIGHT:
-            self._shares[name] = deque(maxlen=BUFFER_POINTS)
         if role in FOLDED:
             log, falling = role in IN_DECADES, role in (Role.REWARD, Role.SPEED)
             self._channels[name] = Channel(name, log=log, falling=falling)
@@ -313,13 +305,13 @@ class Detector:
         kind, tier = event.kind, event.tier
         if kind in MIX_KINDS and row - onset >= MIX_POINTS:
             total = next(self._channels[name] for name, role in self._roles.items() if role is Role.LOSS)
-            mixed = mixture_sentence(total, sources, self._shares, onset)
+            mixed = is_mixture(total, sources, onset)
             if mixed is None:  # the points before the onset are forgotten by now: the earlier finding holds
-                mixed = next((line for line in event.evidence if line.startswith(MIXTURE)), None)
+                mixed = MIXTURE in event.evidence
             if mixed:
                 kind = Kind.MIX_SHIFT
                 tier = Tier.WARN if tier is Tier.PROPOSE else tier
-                evidence.append(mixed)
+                evidence.append(MIXTURE)
         if not evidence and kind is event.kind:
             return event
         evidence += [line for line in event.evidence if line.startswith(MARKS)]

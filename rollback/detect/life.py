@@ -2,8 +2,8 @@
 
 "Back under the threshold" is not recovery: a run can settle at a permanently worse level (Marin 32B went 1.96, 2.02,
 1.975 and was lost). Recovered means equivalent: the upper 95 % bound of the mean residual against the reference from
-before the event lies below a margin; a spike is over when a dozen points are among the others. Between the margin and
-two noise units it is partial; above that, or rising, it is diverging.
+before the event lies below a margin; a spike is over when a dozen points are among the others. What stays is diverging where
+it is proposed and two noise units high, else partial.
 """
 
 from __future__ import annotations
@@ -24,13 +24,11 @@ from rollback.detect.constants import (
 from rollback.detect.events import Status
 
 WINDOWS = (32, 64, 128, 200)  # points over which the recovery test takes its mean
-UPPER_95, RISING_99 = 1.645, 2.33
+UPPER_95 = 1.645
 CHECK_EVERY = 8  # points
 CALM_POINTS = 12  # among the others, all but one: a spike is over
-EARLY = (
-    (64, 32, 2.0),
-    (24, 24, 4.0),
-)  # points of a gradual event, and so many last ones that are so high: it is proposed
+EARLY = ((64, 32, 2.0), (24, 24, 4.0))  # points of a gradual event, and so many last ones so high: it is proposed
+PERSISTENT_POINTS = 4  # sudden ones at the beginning of an event
 DECILE = 1.28  # noise units below the mean, of a Gaussian
 LOW = 0.7  # units of noise: a tenth of the points that is no higher has not risen
 EXPLODED_DECADES = 1.0  # a norm ten times its usual size
@@ -58,6 +56,7 @@ class ChannelEvent:
         self.excess: float | None = None
         self.sigmas: float | None = None
         self.height = self.crest = 0.0  # mean excess of the last points when it was last judged, and the highest it was
+        self.hot = 0  # sudden points
         self.often = 0  # how many spikes the run has in OFTEN_POINTS points, where that is its usual noise
         self.closed = self.lasting = self.unresolved = self.persistent = False
         self.scattered = False  # the noise grew and the lower values stand: the order of the data changed
@@ -133,16 +132,19 @@ class Life:
         before = (event.scattered, event.lasting, event.unresolved, event.status)
         if self.count >= 24 and event.shape == "gradual":
             event.scattered = self._is_scattered(residuals)
-        if 32 <= self.count < 64 and _mean(residuals, 24) > 2.0 * self.margin:
+        if self.count >= USUAL_POINTS and _mean(residuals, 24) > 2.0 * self.margin:
             event.lasting = True
         event.unresolved = event.unresolved or self._is_unresolved(residuals)
-        if self.count >= STAY_POINTS + 100:
-            event.status = self._verdict(residuals)
-        if self.count >= ACCEPT_POINTS:
-            event.closed = True
-            if event.status is Status.OPEN:  # no bound shows it, but the mean is back
-                self._recover()
-        return event.closed or before != (event.scattered, event.lasting, event.unresolved, event.status)
+        if event.unresolved:
+            low = self.count > WINDOWS[-1] and _mean(residuals, WINDOWS[-1]) < 2.0 * self.spread
+            event.status = Status.PARTIAL if low else Status.DIVERGING
+        if self.count < ACCEPT_POINTS:
+            return before != (event.scattered, event.lasting, event.unresolved, event.status)
+        if _mean(residuals, WINDOWS[-1]) < self.margin:  # no bound shows it, but the mean is back
+            self._recover()
+        else:
+            event.end(event.status if event.unresolved else Status.PARTIAL)
+        return True
 
     def finish(self) -> bool:
         """Give the event its verdict at the end of the log: no later point will. True when it changed.
@@ -150,19 +152,14 @@ class Life:
         High is a divergence, back among the usual values is recovered, all else is partial.
         """
         event = self.event
-        if event.unresolved and event.status is not Status.OPEN:
+        if event.unresolved:
             return False
         residuals = [item[2] for item in self.recent]
         size = min(len(residuals), USUAL_POINTS)
         least = max(2.0 * self.spread, self.own if event.local else 0.0)
-        high = size >= CALM_POINTS and _mean(residuals, size) > least and not event.scattered
-        if event.unresolved or high:
+        if size >= CALM_POINTS and _mean(residuals, size) > least and not event.scattered:
             event.unresolved, event.status = True, Status.DIVERGING
-            return True
-        if event.status is not Status.OPEN:
-            return False
-        last = _mean(residuals, min(size, 4))
-        if last < max(self.margin, 2.0 * self.spread) and self.count > 1:
+        elif _mean(residuals, min(size, 4)) < max(self.margin, 2.0 * self.spread) and self.count > 1:
             self._recover()
         else:
             event.status = Status.PARTIAL
@@ -206,25 +203,14 @@ class Life:
             return False
         if self.count >= STAY_POINTS:
             mean = _mean(residuals, 50)
-            stayed = self.count >= 400 and _mean(residuals, WINDOWS[-1]) > 0.6 * self.own
             least = mean - UPPER_95 * self.spread / math.sqrt(50)
-            return (mean > self.own or stayed) and least > max(self.margin, 0.6 * self.spread)
+            return mean > self.own and least > max(self.margin, 0.6 * self.spread)
         if self.event.shape != "gradual":
             return False
         for points, size, height in EARLY:
             if self.count >= points and _mean(residuals, size) > max(self.own, height * self.spread):
                 return True
         return False
-
-    def _verdict(self, residuals: list[float]) -> Status:
-        """Return partial or diverging; open where the mean is back."""
-        mean = _mean(residuals, WINDOWS[-1])
-        if mean < self.margin:
-            return Status.OPEN
-        size = min(100, len(residuals)) // 2
-        rise = _mean(residuals, size) - _mean(residuals[:-size], size)
-        rising = rise > RISING_99 * self.spread * math.sqrt(2.0 / size)
-        return Status.DIVERGING if rising or mean > 2.0 * self.spread else Status.PARTIAL
 
 
 def _mean(residuals: list[float], size: int) -> float:

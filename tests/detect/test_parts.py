@@ -7,34 +7,21 @@ import pytest
 
 from rollback.channels import Role, role_of
 from rollback.detect.channel import Channel
-from rollback.detect.grid import Grid, quantum_at
+from rollback.detect.grid import Grid
 from rollback.detect.onset import find_onset
 from rollback.detect.stream import Stream
 from rollback.detect.watches.lr import LrWatch
 from rollback.detect.watches.plateau import is_falling
 
 
-@pytest.mark.parametrize(("value", "quantum"), [(1.0, 2**-7), (1.99, 2**-7), (2.0, 2**-6), (0.4, 2**-9), (-3.0, 2**-6)])
-def test_bf16_quantum_is_that_of_the_format(value: float, quantum: float) -> None:
-    assert quantum_at(value, 7) == quantum
-
-
-def test_grid_is_sensed_in_printed_bf16_and_not_in_real_numbers() -> None:
-    """Four printed decimals still lie on the grid; a random number does so once in seventy times."""
-    rng, printed, plain = random.Random(1), Grid(), Grid()
-    for _ in range(300):
-        value = rng.gauss(1.65, 0.03)
-        printed.feed(round(round(value * 128) / 128, 4))
-        plain.feed(value)
-    assert printed.quantum(1.65) == 2**-7 and plain.quantum(1.65) == 0.0
-
-
-def test_any_other_rounding_is_sensed_by_its_ties() -> None:
-    """Two decimals, a plot's pixels: values repeat, which real numbers never do."""
-    rng, sense = random.Random(1), Grid()
+@pytest.mark.parametrize(("size", "quantum"), [(0.01, 0.01), (2**-7, 0.0078), (None, 0.0)])
+def test_rounding_is_sensed_by_its_ties(size: float | None, quantum: float) -> None:
+    """Two decimals, bf16 behind four printed digits: values repeat, which real numbers never do."""
+    rng, grid = random.Random(1), Grid()
     for _ in range(100):
-        sense.feed(round(rng.gauss(3.33, 0.012), 2))
-    assert sense.quantum(3.33) == pytest.approx(0.01)
+        value = rng.gauss(1.65, 0.008)
+        grid.feed(value if size is None else round(round(value / size) * size, 4))
+    assert grid.quantum() == pytest.approx(quantum, abs=1e-9 if size is None else 2e-4)
 
 
 @pytest.mark.parametrize("shape", ["step", "ramp"])

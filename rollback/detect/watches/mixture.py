@@ -1,7 +1,7 @@
 """Which data sources moved with the total loss, and whether the mixture did instead of them.
 
 The total is the sources' mean weighted by their shares. While the shares are constant, some source moves at least as far
-as the total (Kitagawa 1955). Where shares are logged they must have changed too.
+as the total (Kitagawa 1955).
 """
 
 from __future__ import annotations
@@ -15,7 +15,6 @@ from rollback.detect.constants import HIGH_RISE
 VIEW_POINTS = 16
 BEFORE_POINTS = 64
 MIX_POINTS = 24  # points after the onset before a mixture is blamed
-WEIGHT_CHANGE = 0.02
 SOURCE_SHARE = 0.5  # of the total's rise: a source that moved so far explains the rise
 STANDARD_ERROR = 0.28  # of a difference of two means, 16 against 64 points, in units of one point's noise
 MIXTURE = "no source moved as far as the total"
@@ -39,10 +38,8 @@ def source_sentence(sources: Mapping[str, Channel], since_row: int) -> str | Non
     return f"all sources moved: {', '.join(moved)}" if len(moved) > 1 else None
 
 
-def mixture_sentence(
-    total: Channel, sources: Mapping[str, Channel], shares: Mapping[str, Sequence[tuple[int, float]]], since_row: int
-) -> str | None:
-    """Return a sentence where the mixture moved the total, "" where a source did, None where it cannot be known."""
+def is_mixture(total: Channel, sources: Mapping[str, Channel], since_row: int) -> bool | None:
+    """Whether the mixture moved the total and no source did; None where it cannot be known."""
     window = _highest(total, since_row)
     rise = _move(total, since_row, window)
     if len(sources) < 2 or rise is None:
@@ -52,11 +49,8 @@ def mixture_sentence(
         if move is None:
             return None
         if move + STANDARD_ERROR * channel.scale > SOURCE_SHARE * rise:
-            return ""
-    changed = [name for name, points in shares.items() if _is_changed(points, since_row)]
-    if shares and not changed:
-        return ""
-    return MIXTURE + (f"; changed shares: {', '.join(changed)}" if changed else "")
+            return False
+    return True
 
 
 def _highest(channel: Channel, since_row: int) -> range:
@@ -76,13 +70,6 @@ def _move(channel: Channel, since_row: int, window: range) -> float | None:
     if len(before) < VIEW_POINTS or not after or channel.scale <= 0.0:
         return None
     return _mean(after) - _mean(before)
-
-
-def _is_changed(points: Sequence[tuple[int, float]], since_row: int) -> bool:
-    """Whether a share of the mixture differs by more than two per cent of the whole from what it was before the row."""
-    before = [value for row, value in points if row < since_row][-BEFORE_POINTS:]
-    after = [value for row, value in points if row >= since_row]
-    return bool(before and after) and abs(_mean(after) - _mean(before)) > WEIGHT_CHANGE
 
 
 def _mean(values: Sequence[float]) -> float:
