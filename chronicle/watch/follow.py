@@ -11,11 +11,7 @@ from pathlib import Path
 
 from chronicle.journal import read_journal
 from chronicle.journal.events import EntryKind
-<<<<<<< HEAD
 from chronicle.launch.output import LineTail
-from chronicle.metrics.lines import UTF_16_MARKS, is_gzip, read_head
-=======
->>>>>>> r43
 from chronicle.metrics.log import Point, parse_line
 from chronicle.metrics.readers import BINARY, PLAIN, AnyLine, LogReading, UnknownLog, form_of, read_log, unread_log
 from chronicle.metrics.text import UTF_16_MARKS, is_gzip, read_head

@@ -27,7 +27,7 @@ from rollback.errors import RollbackError
 from rollback.files.config_text import NotPlainConfig, config_kind, numbers, replace_config_numbers
 from rollback.files.dcp_file import METADATA_NAME, read_dcp_directory
 from rollback.files.edits import dotted
-from rollback.files.pickle_values import ArrayRef, Opaque, TensorRef
+from rollback.files.pickle_values import ArrayRef, Global, Opaque, TensorRef
 from rollback.files.safetensors_file import read_metadata
 from rollback.files.state_file import read_state_file
 from rollback.files.torch_tree import Container, all_parts_of, walk_leaves
@@ -199,7 +199,7 @@ class _Reader:
             for keys, value in self._leaves_of(path):
                 if OURS & set(keys.split(".")):
                     continue
-                label = f"{name}: {keys}" if name and keys else name or keys
+                label = f"{name}: {keys}" if name and keys else name or keys or "(file)"
                 while label in found:  # a key 1 and a key "1" have one name
                     label += "#"
                 found[label] = value
@@ -278,6 +278,8 @@ class _Reader:
             return Value(LeafForm.NUMBER, int(value))
         if isinstance(value, Opaque):
             return Value(LeafForm.UNREAD if value.args else LeafForm.TEXT, f"an object {value.name}")
+        if isinstance(value, Global):
+            return Value(LeafForm.TEXT, f"a class {value.name}")
         if value is None or isinstance(value, str | int | bytes | bytearray):
             return Value(LeafForm.TEXT, self._placed(str(value)))
         return Value(LeafForm.UNREAD, f"a {type(value).__name__}")

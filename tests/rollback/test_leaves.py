@@ -151,6 +151,7 @@ def test_what_an_object_holds_is_compared_or_said(kind: str, tmp_path: Path) -> 
         found.append(read(tmp_path / "x.pt", tmp_path))
     assert compare_leaves(found[0], found[1])[0] == []
     differences, unread = compare_leaves(found[0], found[2])
+    assert unread == {} or kind in ("object array", "sparse", "storage", "transposed"), "and what can be read is"
     assert all(name.startswith("held") for name in (*unread, *(one.name for one in differences)))
     assert differences or unread
 
