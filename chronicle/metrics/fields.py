@@ -15,8 +15,9 @@ VALUE = rf"[\[(]?\s*(?:{REPR})?(?P<value>{NUMBER})(?P<unit>[KMBT](?![A-Za-z]))?(
 NAMED = re.compile(
     rf"(?<!\w)(?P<name>[A-Za-z_][\w./@()-]*(?: [A-Za-z_(][\w./()-]*){{0,3}})['\"]?\s*[:=]\s*{VALUE}", re.IGNORECASE
 )
+NO_WORDS = r"(?:nan|inf(?:inity)?|none|null|nil|na|skipped)\b"  # the value of the name before
 SPACED = re.compile(  # with the words before it: `Regression Loss 2.8` is no `loss`
-    rf"(?<![\w/.])(?P<name>(?:[A-Za-z_]+ ){{0,2}}(?:(?:train|training)[ _/])?(?:{printed_names()}))(?![\w/-])"
+    rf"(?<![\w/.])(?P<name>(?:(?!{NO_WORDS})[A-Za-z_]+ ){{0,2}}(?:(?:train|training)[ _/])?(?:{printed_names()}))(?![\w/-])"
     rf"\s+(?:is\s+)?{VALUE}", re.IGNORECASE,
 )  # fmt: skip
 

@@ -514,6 +514,10 @@ WRITERS: dict[str, tuple[str, Callable[[Losses], str]]] = {
         "INFO:gluonts.trainer:Epoch[{row}] Learning rate is 0.001\n"
         "100%|##########| 50/50 [00:05<00:00,  9.51it/s, epoch={row}/300, avg_epoch_loss={x:.4f}]\n"
         "INFO:gluonts.trainer:Epoch[{row}] Elapsed time 5.262 seconds\nINFO:gluonts.trainer:Epoch[{row}] Evaluation metric 'epoch_loss'={x:.6f}")),
+    # dusty-nv/jetson-inference train_ssd.py (issue 831): a part without a sign beside the total
+    "jetson ssd": (".log", lines(
+        "2020-12-08 14:38:35 - Epoch: {e}, Step: {at}/{of}, Avg Loss: {x:.4f}, Avg Regression Loss 2.8450, Avg Classification Loss: 4.9274",
+        epoch=1000)),
     # intel-analytics/BigDL spark/dl optim/DistriOptimizer.scala: its samples, and its iteration
     "bigdl": (".log", lambda losses: "".join(
         f"2026-01-02 03:04:05 INFO  DistriOptimizer$:427 - [Epoch {row // 40 + 1} {(row % 40 + 1) * 1280}/51200][Iteration {row * EVERY}]"
