@@ -273,7 +273,7 @@ class Channel:
             height *= 1.0 + YOUNG_POINTS / self.age
         if sudden or cusum >= height:
             self._open(row, step, value, sudden, z, sigma, reference, unit)
-        elif cusum <= SUSPICION * height or self.age < MIDDLE_POINTS:
+        elif cusum <= height * SUSPICION or self.age < MIDDLE_POINTS:
             self._learn(step, value, unit, sigma)
 
     def _learn(self, step: int, value: float, unit: float, sigma: float) -> None:
