@@ -216,6 +216,7 @@ def read_pointers(out: Path) -> dict[str, str]:
 
 
 SOON = 2  # steps from a signal to the save that answers it
+LISTEN_SECONDS = 5.0  # in which an answer may still come: the HF Trainer waits 3 s before it saves
 SAVE_MORE = "save more often, or name steps at which it saves: --at, --to"
 SAVES_AT_SIGNAL = (
     "HF: TrainingArguments(enable_jit_checkpoint=True); Lightning: SLURMEnvironment(requeue_signal=…); "
@@ -245,6 +246,9 @@ def answer_to_signal(asked: Rehearsal, ended: Played, anyway: Collection[int] = 
         return Row(Rank.NOTE, name, f"saved at step {new[-1]} within {took}")
     if new and new[0] - ended.told_at <= SOON:
         return Row(Rank.NOTE, name, f"it came after step {ended.told_at}: saved at step {new[0]}, and went on to step {last}")
+    if last >= asked.to and ended.ended_in < LISTEN_SECONDS:
+        text = f"it came after step {ended.told_at}, and the launch was over at step {last}, {took} later: name a later --to"
+        return Row(Rank.NOT_COMPARED, name, text)
     text = f"nothing saved, {max(0, last - max(saves, default=0))} steps lost; it ended with code {ended.exit_code} in {took}"
     if last >= asked.to:
         text = f"it came after step {ended.told_at}, and was not heard: the launch went on to step {last}"

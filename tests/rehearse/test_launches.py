@@ -128,7 +128,12 @@ def played(saves: tuple[int, ...], last: int) -> Played:
     [
         ((7, 12), 12, Rank.NOTE, "saved at step 12 within 3.1 s"),
         ((7,), 12, Rank.SIGNAL, "nothing saved, 5 steps lost; it ended with code 143 in 3.1 s"),
-        ((7, 14), 20, Rank.SIGNAL, "it came after step 10, and was not heard: the launch went on to step 20"),
+        (
+            (7, 14),
+            20,
+            Rank.NOT_COMPARED,
+            "it came after step 10, and the launch was over at step 20, 3.1 s later: name a later --to",
+        ),
         ((7, 11, 14), 20, Rank.NOTE, "it came after step 10: saved at step 11, and went on to step 20"),
     ],
 )
@@ -136,6 +141,9 @@ def test_a_save_that_comes_anyway_is_no_answer_to_a_signal(saves: tuple[int, ...
     asked = Rehearsal(command=("x",), at=10, to=20, signal="SIGTERM")
     row = answer_to_signal(asked, played(saves, last))
     assert (row.rank, row.sentence) == (rank, f"TERM: {said}")
+    if rank is Rank.NOT_COMPARED:  # the HF Trainer waits 3 s before it saves
+        late = answer_to_signal(asked, replace(played(saves, last), ended_in=8.0))
+        assert late.sentence == "TERM: it came after step 10, and was not heard: the launch went on to step 20"
     unsent = answer_to_signal(asked, replace(played(saves, last), ended_in=None))
     assert unsent.rank is Rank.NOT_COMPARED and "it was not sent" in unsent.text
 
