@@ -158,7 +158,7 @@ def test_hooks_of_the_settings_are_called_by_the_live_watch(stage: Stage, tmp_pa
         hooks={"on_propose": f"cat >> {out}"}, options=("--logs elsewhere",),
     )  # fmt: skip
     live.finish()
-    live.end_hooks()
+    live._hooks.finish()
     assert any(line.split(" (discards")[0].endswith("--run tiny --logs elsewhere") for line in stage.said)
     assert [json.loads(line)["tier"] for line in out.read_text().splitlines()] == ["propose"]
 
