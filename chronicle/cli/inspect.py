@@ -11,7 +11,7 @@ from chronicle.story.plain import align_columns, format_size
 from rollback.checkpoint.layout import Checkpoint
 from rollback.checkpoint.listing import list_checkpoints, list_unrecognised, read_state, say_unrecognised
 from rollback.checks.inspection import GROUP_FIELDS, LR_FIELDS, summarise
-from rollback.checks.leaves import compare_leaves, read_leaves
+from rollback.checks.leaves import Difference, compare_leaves, read_leaves
 from rollback.disk import remote
 from rollback.errors import UnknownFormat, one_line, visible
 from rollback.records import record_of
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 LABEL_WIDTH = 12
 MAX_LINES = 12
-MAX_NAMES = 6  # of tensors
+MAX_NAMES = 6  # in one line
 
 
 def inspect(
@@ -214,18 +214,18 @@ def _compared(one: Checkpoint, other: Checkpoint) -> CommandResult:
     before, after = (read_leaves(_files_of(checkpoint), checkpoint.step) for checkpoint in (one, other))
     differences, unread = compare_leaves(before, after)
     rows = [("", one.path.name, other.path.name)]
-    tensors: dict[str, list[str]] = {}
+    folded: dict[str, list[str]] = {}  # what one line says of several names
     for found in differences:
         counted = f" ({len(found.before)} of {found.num_compared})" if len(found.before) < found.num_compared else ""
-        if found.before == found.after:  # tensors of the same types and shapes
-            file, _, key = found.name.rpartition(": ")
-            tensors.setdefault(file, []).append(key + counted)
+        what = _what_differs(found, one.path.name, other.path.name)
+        if what:
+            file, colon, key = found.name.rpartition(": ")
+            folded.setdefault(f"{what}{colon}{file}", []).append(key + counted)
         else:
             rows.append((found.name + counted, _one_text(found.before), _one_text(found.after)))
     num_equal = len(before.keys() | after.keys()) - len(unread) - sum(len(found.before) for found in differences)
     lines = align_columns(rows) if len(rows) > 1 else []
-    for file, names in tensors.items():
-        lines.append(f"tensors of {file or one.path.name} that differ: {_first_of(names)}")
+    lines += [f"{what}: {_first_of(names)}" for what, names in folded.items()]
     lines.append(f"{num_equal} values are equal")
     for why in dict.fromkeys(unread.values()):
         names = [name for name in unread if unread[name] == why]
@@ -235,6 +235,15 @@ def _compared(one: Checkpoint, other: Checkpoint) -> CommandResult:
         "equal": num_equal, "not_compared": unread,
     }  # fmt: skip
     return CommandResult(text=visible("\n".join(lines)), data=data, talk=name_twins(one, other))
+
+
+def _what_differs(found: Difference, before: str, after: str) -> str:
+    """What is said of leaves that have no numbers to show side by side; "" for those that have."""
+    if found.before == found.after:  # of the same types and shapes
+        return "tensors that differ"
+    if set(found.after) == {None}:
+        return f"only in {before}"
+    return f"only in {after}" if set(found.before) == {None} else ""
 
 
 def _files_of(checkpoint: Checkpoint) -> dict[str, Path]:

@@ -21,7 +21,6 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from chronicle.errors import JournalError
 from chronicle.journal import Entry, JournalWriter, read_journal
 from chronicle.journal.events import EntryKind, LaunchStep
 from chronicle.launch.attempts import Attempts
@@ -31,7 +30,7 @@ from chronicle.launch.live_metrics import Place, PrintedMetrics, last_point, rea
 from chronicle.launch.output import LineTail
 from chronicle.launch.processes import Process, walk_children
 from chronicle.launch.ranks import ranks_among
-from chronicle.launch.record import LaunchRecord, LaunchSeals
+from chronicle.launch.record import LaunchRecord, LaunchSeals, contained
 from chronicle.launch.stall import StallWatch
 from chronicle.launch.supervisor import FORWARDED, TAKEN_AS_TERM
 from chronicle.paths import RunPaths
@@ -303,14 +302,7 @@ class Follower:
             pass  # another one would read the log from its beginning
 
     def _contained(self, what: str, work: Callable[[], T]) -> T | None:
-        """Do something that a launch can do without: an error is said and ends nothing."""
-        try:
-            return work()
-        except JournalError:
-            return None  # said with the entries of the launch
-        except Exception as error:  # noqa: BLE001 the lines that come next matter more
-            self._complain(f"cannot look at {what}: {type(error).__name__}: {error}")
-            return None
+        return contained(self._complain, what, work)
 
 
 def _path(text: str | None) -> Path | None:

@@ -73,6 +73,7 @@ from chronicle.launch.record import (
     LaunchRecord,
     LaunchSeals,
     code_of,
+    contained,
     describe_end,
     format_end,
     refusal_of,
@@ -456,14 +457,7 @@ class Launch:
         return known if known else (str(self._request.cwd / "checkpoints"),)
 
     def _contained(self, what: str, work: Callable[[], T]) -> T | None:
-        """Do something that a launch can do without: an error is said and ends nothing."""
-        try:
-            return work()
-        except JournalError:
-            return None  # reported with the entries of the launch
-        except Exception as error:  # noqa: BLE001 the launch matters more than this record
-            self._complain(f"cannot look at {what}: {type(error).__name__}: {error}")
-            return None
+        return contained(self._complain, what, work)
 
     def _rank_tails(self, outcome: LaunchOutcome, count: int = TAIL_LINES) -> dict[int, list[str]]:
         """Return the last lines by rank, from logs written here or from a `rank-<r>.log` that the trainer wrote."""

@@ -10,7 +10,7 @@ import hashlib
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from chronicle.errors import JournalError
 from chronicle.journal import Entry, Journal, JournalWriter, read_journal
@@ -19,6 +19,19 @@ from chronicle.launch.ending import Ending
 from chronicle.launch.ranks import RankDeath
 from chronicle.launch.supervisor import DO_NOT_REQUEUE, LaunchOutcome
 from chronicle.paths import RunPaths
+
+T = TypeVar("T")
+
+
+def contained(complain: Callable[[str], None], what: str, work: Callable[[], T]) -> T | None:
+    """Do something that a launch can do without: an error is said and ends nothing."""
+    try:
+        return work()
+    except JournalError:
+        return None  # said with the entries of the launch
+    except Exception as error:  # noqa: BLE001 the launch matters more than this record
+        complain(f"cannot look at {what}: {type(error).__name__}: {error}")
+        return None
 
 
 class LaunchRecord:

@@ -141,6 +141,8 @@ def _is_apart(one: Value | None, other: Value | None) -> bool:
 def _shown(value: Value | None) -> object:
     if value is None:
         return None
+    if isinstance(value.value, float) and not math.isfinite(value.value):
+        return str(value.value)  # JSON has no such number
     if value.shape is None or value.form is not LeafForm.TENSOR:
         return value.value
     dtype, shape = value.shape

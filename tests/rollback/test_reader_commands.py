@@ -93,7 +93,7 @@ def test_a_changed_element_is_no_equality_of_two_checkpoints(seed_root: Path) ->
     data[-3] ^= 1
     weights.write_bytes(data)
     shown = chronicle("inspect", seed_root / "opt_step-5", seed_root / "opt_step-6", cwd=seed_root).stdout
-    assert shown.startswith("tensors of accelerator_state/model.safetensors that differ: ")
+    assert shown.startswith("tensors that differ: accelerator_state/model.safetensors: ")
 
 
 def test_verify_exits_five_and_says_the_way_out(seed_root: Path) -> None:
