@@ -9,8 +9,8 @@ own first gradient with it, right before its first step.
 It is compared only where it must be equal: every micro-batch of the step was the same, as many ranks began with the batches
 that followed the save, all of them, and nothing was random. That is so where no generator moved in the first launch between
 the save and this gradient, or where those that moved stood equally in a single process when the first micro-batch entered
-the model. Anything else is no finding. Kernels, hardware and orders of summation change the last digits: only a larger
-difference is refused.
+the model. Anything else is no finding. Where the first pass went wrong in this very step (an incident is on record), another
+gradient is only noted. Kernels, hardware and orders of summation change the last digits: only a larger difference is refused.
 
 An engine (DeepSpeed) takes gradients away as they come. In this one step hooks sample those of every micro-batch before.
 
@@ -161,6 +161,17 @@ class FirstGradient(Observer):
         first = None if step is None else step + 1
         self._tell(Breach(kind=BreachKind.UPDATE, step=first, words=words, seen=self._training.step))
 
+    def _went_wrong(self, identity: Mapping[str, Any]) -> str:
+        """Which incident the first step after the save of this state belongs to, in words; "" for none.
+
+        The gradient of that step lies in this run's directory, so the launch is one of this journal.
+        """
+        step = identity.get("step")
+        if not isinstance(step, int):
+            return ""
+        incident = self._training.journal.read().incident_at(identity.get("launch"), step + 1)
+        return "" if incident is None else f"belongs to an incident ({incident.kind} since step {incident.onset_step})"
+
     # ---- keep one --------------------------------------------------------------------------------------------------
 
     def _keep(self, state: str, place: int, optimizer: Any, lrs: list[Any]) -> dict[str, Any] | None:
@@ -247,10 +258,14 @@ class FirstGradient(Observer):
     def _judge(self, found: "_Difference", optimizer: Any, expected: Expectation) -> Check:
         if not found.is_another and found.median <= found.bounds[0] and not found.odd:
             return compared(NAME, "M6", True, expected="as after the save", found="equal")
+        assert expected.memory is not None
         told = found.words(_params(optimizer, self._models()), self._models())
         where = f"{found.num} parameters, {self._seen} micro-batches equal to those of the first pass"
         words = {"expected": "as after the save", "found": told, "where": where}
         may = expected.accepts(NAME)
+        wrong = self._went_wrong(expected.memory.identity) if found.is_another else ""
+        if wrong:  # what went wrong then is no measure
+            return noted(NAME, "M6", **words, cause=f"{told}, and not held against it: this step of the first pass {wrong}")
         if found.is_another and not may:
             return compared(NAME, "M6", False, **words, cause=f'{CAUSE}; if that is intended, accept "{NAME}: why"')
         if found.exact and found.median > TOLD and not may:

@@ -8,7 +8,7 @@ protected by the checkpoint's manifest, not by the journal.
 import os
 import sys
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
@@ -32,10 +32,12 @@ from chronicle.journal.place import Standing, look
 from chronicle.journal.writer import fresh_id, id_milliseconds, new_id
 from chronicle.paths import RunPaths
 
-# as a verdict notes it: training goes on in a process that has trained these weights
+# as a verdict notes it: training goes on in a process that has trained these weights; the second one by a new optimizer
 TRAINED_ON = {"name": "resume", "why": "this process trained these weights before, and trains on with them"}
+RENEWED = {**TRAINED_ON, "why": f"{TRAINED_ON['why']}, by an optimizer that begins anew"}
 # and where another model begins in it: the next fold, the next seed
 FURTHER = {"name": "resume", "why": "nothing was loaded: this launch trained another model before, and begins a further one"}
+PROPOSE = "propose"  # the tier of an incident that does not end by itself
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TakenState:
@@ -43,6 +45,11 @@ class TakenState:
 
     step: int | None
     optimizers: tuple[str, ...]  # classes
+    renewed: bool = False  # the launch that wrote it went on with a new optimizer
+
+
+# incidents of which single steps are known that went wrong
+OF_STEPS = frozenset(("instant-spike", "nan", "weights-not-finite", "replicas-differ", "step-differs"))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,6 +68,16 @@ class GuardHistory:
     saved_by: int | None = None  # the launch that saved last
     has_trained: bool = False  # a launch before this one took its first step
     further: bool = False  # since the last save a further training was begun, of which nothing is saved
+    incidents: tuple[tuple[int | None, Incident], ...] = ()  # (launch, how it stands) of those in `OF_STEPS`
+
+    def incident_at(self, launch: int | None, step: int) -> Incident | None:
+        """The incident that this step of a launch belongs to; what the step did is then no measure for another one."""
+        for its, one in self.incidents:
+            first = one.onset_step if one.onset_low_step is None else one.onset_low_step
+            last = one.recovered_step if one.recovered_step is not None or one.tier == PROPOSE else one.peak_step
+            if its == launch and first is not None and first <= step and (last is None or step <= last):
+                return one
+        return None
 
     @property
     def last_step(self) -> int | None:
@@ -203,7 +220,9 @@ def fold_history(entries: Iterable[Entry]) -> GuardHistory:
     copied_from: set[str] = set()
     parents: set[str] = set()
     taken: dict[str, TakenState] = {}
+    newest = ""  # weights of the newest save, where it is one of them
     saved_by, further, has_trained = None, False, False
+    incidents: dict[str, tuple[int | None, Incident]] = {}
     for entry in entries:
         if entry.kind in GUARDED_SAVES:
             path = (StateSaved if entry.kind == EntryKind.GUARD_SAVED else CheckpointSaved).of(entry).path
@@ -211,9 +230,10 @@ def fold_history(entries: Iterable[Entry]) -> GuardHistory:
             saves[path] = entry.id
             digests.pop(path, None)
             kept += [(entry.step, path)] if entry.step is not None and path else []
-            saved_by, further = entry.launch, False
+            newest, saved_by, further = "", entry.launch, False
             if entry.kind == EntryKind.GUARD_SAVED and (state := StateSaved.of(entry)).weights:
-                taken[state.weights] = TakenState(step=entry.step, optimizers=tuple(map(str, state.optimizers or ())))
+                newest = state.weights
+                taken[newest] = TakenState(step=entry.step, optimizers=tuple(map(str, state.optimizers or ())))
         elif entry.kind == EntryKind.GUARD_DIGEST:
             digest = FileDigest.of(entry)
             if entry.refs and saves.get(digest.path) == entry.refs[0]:
@@ -224,10 +244,15 @@ def fold_history(entries: Iterable[Entry]) -> GuardHistory:
                 continue
             has_trained = True
             further = further or any(one == FURTHER for one in verdict.noted)
+            if newest and any(one == RENEWED for one in verdict.noted):
+                taken[newest] = replace(taken[newest], renewed=True)
             if verdict.contract:
                 fulfilled.add(verdict.contract)
             if entry.step is not None:  # this launch goes on from here: what was saved later is no ancestor of it
                 kept = [(step, path) for step, path in kept if step <= entry.step]
+        elif entry.kind == EntryKind.INCIDENT and (incident := Incident.of(entry)).kind in OF_STEPS:
+            first = next((ref for ref in entry.refs if ref in incidents), entry.id)  # written again as it develops
+            incidents[first] = entry.launch, incident
         elif entry.kind == EntryKind.RUN_FORK:
             (copied_from if RunFork.of(entry).copied else parents).add(str(RunFork.of(entry).parent.get("run_id")))
     intent = find_open_transaction(entries)
@@ -244,6 +269,7 @@ def fold_history(entries: Iterable[Entry]) -> GuardHistory:
         saved_by=saved_by,
         has_trained=has_trained,
         further=further,
+        incidents=tuple(incidents.values()),
     )
 
 

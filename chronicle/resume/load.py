@@ -53,7 +53,7 @@ from chronicle.resume.fingerprint import (
 from chronicle.resume.honours import Honours
 from chronicle.resume.horizon import ABOUT_THE_FUTURE, longer_schedule
 from chronicle.resume.hub import RESTS, Observer, Rest
-from chronicle.resume.journal import FURTHER, TRAINED_ON, GuardHistory
+from chronicle.resume.journal import FURTHER, RENEWED, TRAINED_ON, GuardHistory
 from chronicle.resume.memory import WHOLE, Memory, RankDigest
 from chronicle.resume.moving import Facts, LoadedState, Moving, facts_of, facts_of_buffers, facts_of_objects
 from chronicle.resume.records import NOT_RECORDED, Records
@@ -350,7 +350,7 @@ class Loads(Observer):
         if self.start.no_basis == BEGINS_ANEW:
             return []  # which is said
         if any(model in _trained for model in live.models):
-            return _begins_anew(TRAINED_ON)
+            return _begins_anew(TRAINED_ON if any(group.num_states for group in found.groups) else RENEWED)
         history = self._journal.read()
         pending = contract if contract is not None and contract.rollback not in history.fulfilled else None
         step = found.optimizer_steps[1] if found.optimizer_steps else 0
@@ -509,15 +509,16 @@ def _left_behind(found: Memory, history: GuardHistory) -> str:
     """Why a launch without the optimizer's state is no start from scratch; "" where it is one, or the state was lost.
 
     Weights of a state that this run wrote show that it was loaded. Its optimizer is left behind on purpose where it is of
-    another class than the one that begins now (Adam, then SGD).
+    another class than the one that begins now (Adam, then SGD), or where the first pass went on with a new one as well.
     """
     state = next((history.taken.get(digest.weights) for digest in found.ranks if digest.weights), None)
     if state is None or any(group.num_states for group in found.groups):
         return ""
     old, new = " and ".join(state.optimizers), " and ".join(found.optimizers)
-    if not state.optimizers or old == new:
-        return ""
-    return f"the weights are those of step {state.step}, and {new} begins anew where {old} was saved"
+    weights = f"the weights are those of step {state.step}"
+    if state.optimizers and old != new:
+        return f"{weights}, and {new} begins anew where {old} was saved"
+    return f"{weights}, and the optimizer begins anew, as it did in the first pass" if state.renewed else ""
 
 
 def _is_stray(optimizer: Any, live: LiveState) -> bool:

@@ -11,7 +11,8 @@ from torch.nn import functional
 
 import chronicle
 from chronicle import ResumeRefused
-from chronicle.journal import read_journal
+from chronicle.journal import JournalWriter, read_journal
+from chronicle.journal.events import Incident
 from chronicle.paths import RunPaths
 from chronicle.resume.first_gradient import NAME, difference
 from tests.guard.flights.resumed import play_resumed
@@ -105,6 +106,51 @@ def test_accepted_by_name_it_is_noted(tmp_path: Path, run_dir: Path) -> None:
     interrupted(run_dir, tmp_path / "step.pt")
     Loop(run_dir, loss=smoothed, accept_change={NAME: "smoothing from here on"}).load(tmp_path / "step.pt").train(1)
     assert told(run_dir) == "noted"
+
+
+@pytest.mark.parametrize("steps", [(7, 7), (6, 9), (5, 6), (8, 9)])
+def test_a_step_that_went_wrong_is_no_measure(tmp_path: Path, run_dir: Path, steps: tuple[int, int]) -> None:
+    """Step 7 follows the save; an incident on record that it belongs to makes another gradient one that is said."""
+    first = Loop(run_dir)
+    first.train(6).save(tmp_path / "step.pt")
+    first.noise = lambda labels: (labels + 1) % 5  # a fault of the moment
+    first.train(2)
+    low, high = steps
+    facts = {"kind": "weights-not-finite", "tier": "propose", "onset_step": high, "onset_low_step": low}
+    with JournalWriter(RunPaths(run_dir)) as writer:
+        writer.write(Incident(**facts), step=high, title="weights are not finite")
+    again = Loop(run_dir).load(tmp_path / "step.pt")
+    if low <= 7:
+        again.train(1)
+        assert told(run_dir) == "noted"
+    else:
+        with pytest.raises(ResumeRefused):
+            again.train(1)
+
+
+@pytest.mark.parametrize(
+    ("tier", "recovered", "measure"),
+    [("notice", None, True), ("notice", 9, False), ("propose", 6, True), ("propose", None, False)],
+)
+def test_a_spike_is_over_at_its_peak_or_where_it_recovered(
+    tmp_path: Path, run_dir: Path, tier: str, recovered: int | None, measure: bool
+) -> None:
+    """One that calls for a rollback is not over before it recovered."""
+    first = Loop(run_dir)
+    first.train(6).save(tmp_path / "step.pt")
+    first.noise = lambda labels: (labels + 1) % 5
+    first.train(2)
+    facts = {"kind": "instant-spike", "tier": tier, "onset_step": 4, "peak_step": 5}
+    with JournalWriter(RunPaths(run_dir)) as writer:
+        opened = writer.write(Incident(**facts), step=4, title="a spike")
+        writer.write(Incident(**facts, recovered_step=recovered), step=4, title="a spike", refs=(opened.id,))
+    again = Loop(run_dir).load(tmp_path / "step.pt")
+    if measure:
+        with pytest.raises(ResumeRefused):
+            again.train(1)
+    else:
+        again.train(1)
+        assert told(run_dir) == "noted"
 
 
 def test_clipping_that_is_left_out_is_refused(tmp_path: Path, run_dir: Path) -> None:

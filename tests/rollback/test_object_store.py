@@ -101,7 +101,7 @@ def chronicle(*words: str) -> int:
     return run(words)
 
 
-OF_ELEMENTS = ("not looked for NaN", "would be fetched", "tensors that", "values are equal")  # a store says that it was not read
+OF_ELEMENTS = ("not looked for NaN", "would be fetched", "tensors that", "values are equal")  # said of a store
 
 
 def test_a_store_reads_as_a_disk_does(saved: Path, capsys: pytest.CaptureFixture[str]) -> None:
