@@ -195,6 +195,18 @@ def find_step(paths: RunPaths, moment: datetime) -> tuple[int, int] | None:
     return None
 
 
+def guess_year(paths: RunPaths, now: datetime) -> int:
+    """Return the year for syslog lines of this run: that of the first logged step, else this year."""
+    for number in list_launch_numbers(paths):
+        try:
+            for point in read_metrics(paths.metrics_path(number)):
+                if point.time is not None:
+                    return datetime.fromtimestamp(point.time, UTC).year
+        except OSError:
+            continue
+    return now.year
+
+
 def _seconds(moment: datetime) -> float:
     """Return seconds since the epoch; a time without a zone is read as UTC."""
     return (moment if moment.tzinfo is not None else moment.replace(tzinfo=UTC)).timestamp()

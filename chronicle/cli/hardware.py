@@ -8,7 +8,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from chronicle.audit.hardware import HardwareEvent, find_step, parse_kernel_log, parse_nvidia_smi
+from chronicle.audit.hardware import HardwareEvent, find_step, guess_year, parse_kernel_log, parse_nvidia_smi
 from chronicle.cli.options import IN_RUN, CommandResult, InRun
 from chronicle.errors import UsageProblem
 from chronicle.journal import Entry, JournalWriter, read_journal
@@ -41,7 +41,7 @@ def hardware(
 
     Options:
       FILES: Kernel logs or output of `nvidia-smi -q`; `-` is stdin [this machine].
-      --year: Year of lines without one [this one].
+      --year: Year of lines without one [the run's].
       --exclude NODE: Exclude this node from later launches.
       --readmit NODE: Use this node again.
       --excluded: List the excluded nodes in the form of SLURM's --exclude.
@@ -57,7 +57,7 @@ def hardware(
     if excluded:
         hosts = find_excluded(entries)
         return CommandResult(text=",".join(hosts), data={"excluded": hosts})
-    used_year = year or datetime.now(UTC).year
+    used_year = year or guess_year(paths, datetime.now(UTC))
     texts: list[tuple[str, str | None]] = [(_read(path), None) for path in files or ()]
     if not files:  # the kernel log and `nvidia-smi -q` of this machine
         texts = [(_printed(*words), host_name()) for words in (("dmesg", "--time-format", "iso"), ("nvidia-smi", "-q"))]

@@ -38,7 +38,7 @@ from chronicle.prints.ring import NOTHING, Print, RingWriter, SeenParts, ring_pa
 from chronicle.resume.batches import keep_yielded
 from chronicle.resume.contract import launch_number
 from chronicle.resume.envelope.samples import Snapshot, digest_of, is_captured
-from chronicle.resume.events import BatchEntered, Ended, Gradient, GradientReady, Loaded, Saved, StepBegins
+from chronicle.resume.events import BatchEntered, Ended, Gradient, GradientReady, Inputs, Loaded, Saved, StepBegins
 from chronicle.resume.faults import shield
 from chronicle.resume.hub import RESTS, Observer, Rest
 from chronicle.resume.training import Training
@@ -167,7 +167,7 @@ class StepPrints(Observer):
         """The step before is over, unless the batch enters inside of one."""
         if self._launch_dir is None:
             return RESTS
-        if not event.is_batch:
+        if event.kind is Inputs.PASS:
             return None
         step = self._now if self._inside and self._now is not None else self._coming
         is_coming = step is self._coming

@@ -18,7 +18,7 @@ from typing import Any
 
 from chronicle.resume.compiled import ModelHook, compiled_part, see_compiled_calls
 from chronicle.resume.envelope.samples import digest_of, part_of, raw_bytes
-from chronicle.resume.events import BatchEntered
+from chronicle.resume.events import BatchEntered, Inputs
 from chronicle.resume.faults import shield
 from chronicle.resume.patches import change
 from chronicle.resume.training import Training
@@ -68,6 +68,10 @@ class BatchWitness:
             watch_loaders()
             see_compiled_calls(model, shield(self._before_compiled, self.failed))
             self._handle = model.register_forward_pre_hook(_hook(_before_model), with_kwargs=True)
+            if type(model).forward is sys.modules["torch"].nn.Module.forward:  # a `ModuleDict`: only its parts are called
+                for part in model.children():
+                    _watched[part] = self
+                    part.register_forward_pre_hook(_hook(_before_part), with_kwargs=True)
 
     def failed(self, problem: Exception) -> None:
         """Looking at a batch failed: no more batches are looked at, because the count of batches would be wrong."""
@@ -103,10 +107,14 @@ class BatchWitness:
         finally:
             self.is_deaf = False
 
+    def part_enters(self, batch: Any) -> None:
+        """A part of a container is called with what no other part made."""
+        self._tell(BatchEntered(batch=batch, kind=Inputs.PART))
+
     def passes(self, training: bool) -> None:
         """A forward pass that is no batch of the training; in training mode it moves running statistics."""
         is_first = not self._begun and not self._gave_up
-        self._tell(BatchEntered(is_batch=False, is_training=training, is_first=is_first))
+        self._tell(BatchEntered(kind=Inputs.PASS, is_training=training, is_first=is_first))
 
     def after_save(self) -> None:
         """A checkpoint was saved: look again."""
@@ -146,6 +154,15 @@ def _before_model(module: Any, args: Any, kwargs: Any) -> None:
         witness.take((args, kwargs), (module, args, kwargs))
     else:
         witness.passes(bool(module.training))
+
+
+def _before_part(module: Any, args: Any, kwargs: Any) -> None:
+    witness = _watched.get(module)
+    if witness is None or witness.is_deaf or not module.training or not sys.modules["torch"].is_grad_enabled():
+        return
+    tensors = tensors_of((args, kwargs))
+    if tensors and not any(tensor.requires_grad for tensor in tensors):
+        witness.part_enters((args, kwargs))
 
 
 def _failed(problem: Exception) -> None:
@@ -212,11 +229,11 @@ def tensors_of(batch: Any) -> list[Any]:
 
 
 def leaves_in(thing: Any, depth: int = 0) -> Iterator[Any]:
-    """Dense tensors, arrays and texts inside a batch of any form, in a fixed order; of sparse tensors the values."""
+    """Dense tensors, arrays and texts inside a batch of any form, in a fixed order."""
     if isinstance(thing, str | bytes):
         yield thing
     elif hasattr(thing, "untyped_storage") and hasattr(thing, "layout"):
-        yield _values_of(thing)
+        yield from _dense_parts(thing)
     elif hasattr(thing, "__array__") and hasattr(thing, "dtype") and hasattr(thing, "shape"):
         yield thing
     elif depth >= DEPTH:
@@ -231,8 +248,8 @@ def leaves_in(thing: Any, depth: int = 0) -> Iterator[Any]:
         yield from leaves_in(vars(thing), depth + 1)  # a dataclass, a graph; no module
 
 
-def _values_of(tensor: Any) -> Any:
-    """The tensor itself where it is dense; the values of a sparse, nested or quantized one; words for one without any.
+def _dense_parts(tensor: Any) -> Iterator[Any]:
+    """The tensor itself, or the dense ones that a sparse, nested or quantized one consists of.
 
     Of one that `torch.func` has wrapped what stands behind it: under `vmap` all of its rows.
     """
@@ -240,13 +257,23 @@ def _values_of(tensor: Any) -> Any:
     inside = torch._C._functorch
     while inside.is_functorch_wrapped_tensor(tensor):
         tensor = inside.get_unwrapped(tensor)
-    if tensor.is_meta:
-        return f"meta {tuple(tensor.shape)} {tensor.dtype}"
-    if tensor.is_quantized:
-        return tensor.int_repr()
-    if tensor.layout is torch.sparse_coo:
-        return tensor._values()
-    return tensor if tensor.layout is torch.strided and not tensor.is_nested else tensor.values()
+    if tensor.is_nested:
+        yield tensor.values()
+        yield tensor.offsets() if tensor.layout is torch.jagged else tensor._nested_tensor_size()
+    elif tensor.layout is not torch.strided:
+        parts = LAYOUTS.get(str(tensor.layout))
+        yield from [getattr(tensor, part)() for part in parts] if parts else [tensor.to_dense()]
+    elif tensor.is_meta:
+        yield f"meta {tuple(tensor.shape)} {tensor.dtype}"
+    else:
+        yield tensor.int_repr() if tensor.is_quantized else tensor
+
+
+LAYOUTS = {
+    "torch.sparse_coo": ("_indices", "_values"),
+    **dict.fromkeys(("torch.sparse_csr", "torch.sparse_bsr"), ("crow_indices", "col_indices", "values")),
+    **dict.fromkeys(("torch.sparse_csc", "torch.sparse_bsc"), ("ccol_indices", "row_indices", "values")),
+}
 
 
 # ---- where the loader stands -----------------------------------------------------------------------------------------

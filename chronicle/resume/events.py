@@ -45,12 +45,20 @@ class Loaded:
     again: bool = False  # this process has trained before
 
 
+class Inputs(StrEnum):
+    """What enters a model."""
+
+    BATCH = "a micro-batch of the training"
+    PART = "inputs of a part of a container, which no other part made"
+    PASS = "a forward pass that is no batch of the training"
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BatchEntered:
     """Inputs are about to enter the model."""
 
     batch: Any = None
-    is_batch: bool = True  # of the training; else a forward pass in evaluation mode or without gradients
+    kind: Inputs = Inputs.BATCH
     call: tuple[Any, Any, Any] | None = None  # model, arguments, named arguments; None where no model is called
     is_training: bool = True  # the model is in training mode
     is_first: bool = False  # of this launch, or since the latest load

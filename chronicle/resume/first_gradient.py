@@ -32,7 +32,7 @@ from chronicle.resume.contract import Expectation
 from chronicle.resume.data import DataWatch
 from chronicle.resume.envelope.breach import Breach, BreachKind
 from chronicle.resume.envelope.samples import Snapshot, part_of
-from chronicle.resume.events import BatchEntered, GradientReady, Loaded, Saved
+from chronicle.resume.events import BatchEntered, GradientReady, Inputs, Loaded, Saved
 from chronicle.resume.faults import shield
 from chronicle.resume.fingerprint import rng_digests
 from chronicle.resume.hub import Observer
@@ -106,7 +106,7 @@ class FirstGradient(Observer):
 
     def batch_entered(self, event: BatchEntered) -> None:
         """How the generators stand when the first micro-batch of a step enters."""
-        if not event.is_batch:
+        if event.kind is Inputs.PASS:
             return
         if self._update is not None:
             self._settle_update()

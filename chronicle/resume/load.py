@@ -36,7 +36,7 @@ from chronicle.resume.checks.run import (
 from chronicle.resume.configuration import plain_name
 from chronicle.resume.contract import Contract, Expectation, accepted_changes, load_contract, same_checkpoint
 from chronicle.resume.data import DataWatch
-from chronicle.resume.events import BatchEntered
+from chronicle.resume.events import BatchEntered, Inputs
 from chronicle.resume.feed import LENGTH, ROWS
 from chronicle.resume.fingerprint import (
     LiveState,
@@ -306,7 +306,7 @@ class Loads(Observer):
         """What comes before the first batch, or is it."""
         if self._training.off or not event.is_first:
             return RESTS
-        if event.is_batch:
+        if event.kind is Inputs.BATCH:
             self._first_batch()
         elif event.is_training or self.start.resumed:  # a forward pass without gradients
             self._passes += event.is_training

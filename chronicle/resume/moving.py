@@ -18,7 +18,7 @@ from typing import Any
 from chronicle.resume.beside import StateFiles
 from chronicle.resume.checks.check import Check, compared, failed, not_compared, noted
 from chronicle.resume.envelope.samples import is_captured
-from chronicle.resume.events import BatchEntered, Gradient, GradientReady, Loaded, Saved
+from chronicle.resume.events import BatchEntered, Gradient, GradientReady, Inputs, Loaded, Saved
 from chronicle.resume.fingerprint import LiveState, digest, digest_and_each, object_digests, own_shard, saved_buffers
 from chronicle.resume.hub import RESTS, Observer, Rest
 from chronicle.resume.rules import RULES
@@ -107,7 +107,7 @@ class Moving(Observer):
         awaits = bool(self._looked or self._saved)
         if not awaits and self._steps >= NUM_STEPS:
             return RESTS
-        if not event.is_batch or not awaits or is_captured():
+        if event.kind is Inputs.PASS or not awaits or is_captured():
             return None
         now = facts_of(self._training.observe())
         state, saved = self._saved or ("", {})

@@ -18,7 +18,7 @@ from chronicle.preflight.facts import RankFacts, TrainerFacts
 from chronicle.preflight.gate import check_before_first_step
 from chronicle.resume.batch_reader import FirstBatch, read_plan
 from chronicle.resume.configuration import WRAPPERS, unwrapped
-from chronicle.resume.events import BatchEntered, Saved, StepBegins
+from chronicle.resume.events import BatchEntered, Inputs, Saved, StepBegins
 from chronicle.resume.fingerprint import LiveState
 from chronicle.resume.hub import RESTS, Observer, Rest
 from chronicle.resume.learning_rate import forecast_lrs
@@ -72,7 +72,8 @@ class SelfReport(Observer):
         """A forward pass is work that is no step."""
         if self._pulse is None:
             return RESTS
-        self._pulse.sign()
+        if event.kind is not Inputs.PART:
+            self._pulse.sign()
         return None
 
     def step_begins(self, event: StepBegins) -> Rest | None:

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from chronicle.journal.events import GuardAttached
+from chronicle.resume.allowed import SPLIT
 from chronicle.resume.checks.check import Check, Outcome, failed
 from chronicle.resume.contract import Options
 from chronicle.resume.data import NO_STEP_SEEN
@@ -250,9 +251,15 @@ class GuardSession(Parts):
             self._judge_load("random generators", lambda: self.loads.check_generators(topology))
 
     def _judge_load(self, name: str, checks: Callable[[], list[Check]]) -> None:
-        """Refuse what differs where the framework trains from here; else keep it for an optimizer step, if one follows."""
+        """Refuse what differs where the framework trains from here; else keep it for an optimizer step, if one follows.
+
+        How a batch is split may be set until that step (Lightning's plan for the accumulation acts as an epoch begins).
+        """
         found = run_checks(name, checks)
         if self._trains:
+            later = [check for check in found if not check.ok and check.name in SPLIT]
+            self.loads.defer(later)
+            found = [check for check in found if check not in later]
             self.verdicts.decide(found, "after load", self.start.loaded_from)
             return
         for check in found:

@@ -1,9 +1,10 @@
 """Opens hostile checkpoints with the commands people use, each in a process of its own, and reports what it cost.
 
-`run_attacks.py DIR [--quick]` writes one JSON line a case: exit codes, what was printed, processor seconds, peak
-memory. The canary must not exist afterwards. Hostile state is read; hostile companions of healthy state meet every
-command that opens a checkpoint, those that change it too. `--quick` leaves out the second home of each file (a whole
-checkpoint) and half of the commands. Memory beyond MEMORY_BYTES and time beyond TIMEOUT_SECONDS end a case.
+`run_attacks.py DIR [--quick]` writes one JSON line a case: exit codes, what was printed, processor time, peak memory.
+Time is in units of what this machine needs, in the same run, to walk over a million opcodes with the standard library.
+The canary must not exist afterwards. Hostile state is read; hostile companions of healthy state meet every command that
+opens a checkpoint, those that change it too. `--quick` leaves out the second home of each file (a whole checkpoint) and
+half of the commands. Memory beyond MEMORY_BYTES and time beyond TIMEOUT_SECONDS end a case.
 """
 
 from __future__ import annotations
@@ -12,10 +13,12 @@ import contextlib
 import io
 import json
 import os
+import pickletools
 import resource
 import signal
 import socket
 import sys
+import time
 import traceback
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -26,6 +29,7 @@ from tests.attacks.companions import COMPANIONS, healthy
 from tests.attacks.pickle_bytes import optimizer, pickled, real, scheduler
 
 MEMORY_BYTES = 1500 * 2**20
+MILLION_OPCODES = b")" + b"\x85" * 1_000_000 + b"."
 TIMEOUT_SECONDS = 240  # a fuse; what a case really took is measured in processor time
 
 
@@ -151,7 +155,18 @@ def open_it(path: Path, argvs: list[list[str]]) -> dict[str, object]:
         text = report.read()
     _, status, usage = os.wait4(child, 0)
     outcome = json.loads(text) if text else {"codes": [], "printed": "", "broken": f"died with status {status}"}
-    return {**outcome, "seconds": usage.ru_utime + usage.ru_stime, "memory_mb": usage.ru_maxrss / 1024}
+    seconds = usage.ru_utime + usage.ru_stime
+    return {**outcome, "walks": seconds / yardstick(), "memory_mb": usage.ru_maxrss / 1024}
+
+
+def yardstick() -> float:
+    """Processor seconds that this machine has needed for the walk: the slowest of all so far, one a second of the run."""
+    if not _walks or time.monotonic() - _walks[-1][0] > 1.0:
+        begun = time.process_time()
+        for _ in pickletools.genops(MILLION_OPCODES):
+            pass
+        _walks.append((time.monotonic(), time.process_time() - begun))
+    return max(seconds for _, seconds in _walks)
 
 
 def _in_child(argvs: list[list[str]]) -> dict[str, object]:
@@ -201,6 +216,7 @@ def all_commands_on(path: Path) -> list[list[str]]:
 
 
 _UNEXPECTED: list[str] = []
+_walks: list[tuple[float, float]] = []  # when, processor seconds
 
 
 def _remember(problem: BaseException) -> int:

@@ -14,8 +14,7 @@ import pytest
 
 from tests.attacks import hostile_files
 
-MAX_SECONDS_A_COMMAND = 2.0  # of processor time: the machine may be busy
-SLACK = 2.0  # and slow
+MAX_WALKS_A_COMMAND = 16.0  # times over a million opcodes: no file has more
 MAX_MEMORY_MB = 120  # a third of it is what the runner has imported; `test_greedy` measures whole commands
 DOCUMENTED = {0, 1, 3, 5}  # 2 would mean that this test typed something wrong, 4 that a transaction stopped half-way
 
@@ -45,7 +44,7 @@ def test_hostile_checkpoints_are_refused_or_described(tmp_path: Path, quick: boo
         assert not row["broken"], f"{label}: {row['broken']}"
         assert "Traceback" not in row["printed"], label
         assert set(row["codes"]) <= DOCUMENTED, f"{label}: {row['codes']}"
-        assert row["seconds"] <= MAX_SECONDS_A_COMMAND * SLACK * len(row["codes"]), f"{label}: {row['seconds']} s"
+        assert row["walks"] <= MAX_WALKS_A_COMMAND * len(row["codes"]), f"{label}: {row['walks']}"
         assert row["memory_mb"] <= MAX_MEMORY_MB, f"{label}: {row['memory_mb']} MB"
         assert "\x1b" not in row["printed"], f"{label}: escape sequences reach the terminal"
 

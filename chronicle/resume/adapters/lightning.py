@@ -83,6 +83,7 @@ class ChronicleCallback(GuardedCallback, Callback):  # type: ignore[misc]
 
     def _describe(self, session: GuardSession) -> Memory:
         memory = session.describe()
+        memory = replace(memory, topology={**memory.topology, **_planned_split(self._trainer, memory.topology)})
         self._described, own = memory, memory.ranks[0]
         prefix = session.ranks.publish("lightning", own)
         return memory if session.ranks.rank else replace(memory, ranks=session.sealer.collect_soon(prefix, own))
@@ -149,9 +150,14 @@ class ChronicleCallback(GuardedCallback, Callback):  # type: ignore[misc]
             scaler=getattr(trainer.precision_plugin, "scaler", None),
             topology={
                 "world_size": int(trainer.world_size),
+                "accumulation": int(trainer.accumulate_grad_batches),
                 "precision": str(trainer.precision),
                 "sharding": type(trainer.strategy).__name__,
-                **_split(trainer),
+                **split_of(
+                    getattr(trainer.train_dataloader, "batch_size", None),  # of a single loader that makes its batches itself
+                    int(trainer.accumulate_grad_batches),
+                    int(trainer.world_size),
+                ),
                 "dtype": dtype_of((module,)),
             },
             arguments={
@@ -187,13 +193,20 @@ def _only_loader(loaders: Any) -> Any:
     return loaders
 
 
-def _split(trainer: Any) -> dict[str, int]:
-    """How a step's samples are split; {} where a plan sets it at every epoch: a save does not know that of the next one."""
-    if any(isinstance(one, GradientAccumulationScheduler) for one in trainer.callbacks):
+def _planned_split(trainer: Any, topology: Mapping[str, Any]) -> dict[str, int]:
+    """The accumulation that `GradientAccumulationScheduler` sets for the step after this save; {} without such a plan.
+
+    It sets the Trainer's value when an epoch begins, so a save at the end of an epoch finds the old one. A resume in the middle
+    of an epoch begins without it (Lightning 2.6): the steps until the next epoch then really take fewer batches.
+    """
+    plans = [one for one in trainer.callbacks if isinstance(one, GradientAccumulationScheduler)]
+    if not plans:
         return {}
-    accumulation = int(trainer.accumulate_grad_batches)
-    size = getattr(trainer.train_dataloader, "batch_size", None)  # of a single loader that makes its batches itself
-    return {"accumulation": accumulation, **split_of(size, accumulation, int(trainer.world_size))}
+    ends = trainer.fit_loop.epoch_loop.batch_progress.is_last_batch and trainer.state.status == "running"
+    epoch = int(trainer.current_epoch) + bool(ends)
+    now, planned = int(trainer.accumulate_grad_batches), int(plans[-1].get_accumulate_grad_batches(epoch))
+    size = topology.get("global_batch")
+    return {"accumulation": planned, **({"global_batch": size // now * planned} if isinstance(size, int) else {})}
 
 
 def _bind(config: Any) -> BoundScheduler:
