@@ -1,4 +1,4 @@
-"""`chronicle preflight`: checks PF01 to PF30 of this host, this run, and the facts that its trainer reports."""
+"""`chronicle preflight`: checks PF01 to PF31 of this host, this run, and the facts that its trainer reports."""
 
 import json as json_format
 import os

@@ -1,4 +1,4 @@
-"""Checks before a launch spends GPU hours: PF01 to PF30, each pass, fail, warn or unknown, with the data it read.
+"""Checks before a launch spends GPU hours: PF01 to PF31, each pass, fail, warn or unknown, with the data it read.
 
 `facts.py`: what a trainer says about itself. `fact_checks.py`: the table of checks of those facts. `host.py`: checks of the
 machine, which need no trainer. `gate.py`: called inside the ranks. A check with

@@ -38,6 +38,20 @@ class Host:
     grace_seconds: float | None = None
 
 
+def _can_start(host: Host) -> CheckAnswer:
+    """PF31: the program of the command is on the PATH, and a Python script that it names is there."""
+    if not host.command:
+        return unknown("no command is named")
+    program = host.command[0]
+    found = shutil.which(program, path=host.environ.get("PATH"))
+    if found is None:
+        return warns(f"`{program}` is not on the PATH here", "the PATH", "activate its environment first")
+    script = next((word for word in host.command[1:] if word.endswith(".py") and not word.startswith("-")), None)
+    if script is not None and not Path(script).is_file():
+        return warns(f"`{script}` is not in `{Path.cwd()}`", "the files here", "start it where the script lies")
+    return passes(found if script is None else f"{found}, {script}", "the PATH and the files here")
+
+
 def _orphans(host: Host) -> CheckAnswer:
     """PF07: no process of this run is alive here."""
     alive = find_alive(host.paths, list_launches(host.entries))
@@ -140,6 +154,7 @@ HOST_CHECKS = (
     CheckRow("PF07", "no processes of earlier launches", _orphans, {}, ("facts",)),
     CheckRow("PF08", "GPU memory free", _gpus_free, {}, ("facts",)),
     CheckRow("PF30", "stray files", _strays, {}, ("facts",)),
+    CheckRow("PF31", "the command can be started", _can_start, {}, ("facts",)),
 )
 FROM_FACTS = tuple(check for check in FACT_CHECKS if check.check in ("PF21", "PF23"))  # of which the disk knows something
 

@@ -27,7 +27,7 @@ ORDER = (CheckVerdict.FAIL, CheckVerdict.WARN, CheckVerdict.PASS, CheckVerdict.U
 class CheckResult:
     """One check of the catalogue. `read` names what the verdict is based on."""
 
-    check: str  # PF01 … PF30
+    check: str  # PF01 … PF31
     title: str
     verdict: CheckVerdict
     message: str

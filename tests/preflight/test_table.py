@@ -1,4 +1,4 @@
-"""The whole catalogue as one table: each of PF01 to PF30 has a passing, a not passing and an unknown case, with what was
+"""The whole catalogue as one table: each of PF01 to PF31 has a passing, a not passing and an unknown case, with what was
 read and the way out. Checks of the host read real files, ports, processes and programs."""
 
 import os
@@ -27,7 +27,7 @@ FAILING = {check: changed for check, _, changed, _ in BROKEN[::-1]} | {
     "PF19": {"ranks": tuple(replace(one, first_batch_digest="a") for one in GOOD.ranks)},
     "PF01": {"num_data_shards": 1},
 }
-HOST_ONLY = ("PF07", "PF08", "PF30")
+HOST_ONLY = ("PF07", "PF08", "PF30", "PF31")
 
 
 def host(tmp_path, **changed):
@@ -158,6 +158,18 @@ def test_pf23_save_time_against_grace_and_against_a_schedulers_warning(tmp_path)
     late = told("PF23", host(tmp_path, **known, grace_seconds=90.0, environ={"CHRONICLE_SIGNAL_LEAD": "40"}))
     assert late.verdict is FAIL and "--sbatch" in late.remedy
     assert told("PF23", host(tmp_path, grace_seconds=90.0)).verdict is UNKNOWN
+
+
+def test_pf31_a_command_that_cannot_start_is_a_warning(tmp_path, monkeypatch):
+    program(tmp_path / "bin", "torchrun", "exit 0")
+    monkeypatch.chdir(tmp_path)
+    here = {"environ": {"PATH": str(tmp_path / "bin")}}
+    assert told("PF31", host(tmp_path, **here)).verdict is UNKNOWN
+    assert told("PF31", host(tmp_path, **here, command=("nope", "train.py"))).message == "`nope` is not on the PATH here"
+    command = ("torchrun", "--nproc_per_node", "2", "train.py")
+    assert "`train.py` is not in" in told("PF31", host(tmp_path, **here, command=command)).message
+    (tmp_path / "train.py").touch()
+    assert told("PF31", host(tmp_path, **here, command=command)).verdict is PASS
 
 
 def test_every_check_of_the_catalogue_is_in_one_of_the_two_places(tmp_path):
