@@ -16,7 +16,8 @@ from statistics import median
 from typing import Any, NamedTuple
 
 from chronicle.errors import ChronicleError
-from chronicle.report.lineage_picture import INK, PALETTE, RC
+from chronicle.report.lineage_picture import INK, RC
+from chronicle.report.page_data import PALETTE
 from chronicle.runs import LoggedCurve, Run
 from chronicle.story.launch_settings import as_value
 from chronicle.story.plain import align_columns, format_number, plain

@@ -12,7 +12,6 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from chronicle.journal import Entry
-from chronicle.report.lineage_picture import PALETTE
 from chronicle.report.markup import anchor_of
 from chronicle.story.assemble import LaunchStory, Story
 from chronicle.story.learning import ResumeWindow, resume_windows, would_have_resumed_at
@@ -32,6 +31,9 @@ from chronicle.story.series import (
 )
 from rollback.channels import Role, find_channel, is_health, is_held_out, role_of
 
+# Of launches: neither red (an incident) nor violet (hardware) nor grey (abandoned). Neighbours, and the first four among them,
+# are 16 or more apart (CIE76) for normal, protan, deutan and tritan sight (Machado 2009), and 10 or more from the red
+PALETTE = ("#2f6fb0", "#d9822b", "#3c9a5f", "#72591d", "#1c5fc4", "#5c99d6", "#6aa117", "#1d7225", "#4ea6bc", "#a98560")
 CARDS, FEW_CARDS = 24, 6  # notices have a card only where there are fewer than so many others
 CARD_BUCKETS = 120
 POINTS = 8_000  # of one channel over all launches: finer than a screen, fast as SVG; 40 channels are below 5 MB
