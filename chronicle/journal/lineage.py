@@ -92,7 +92,6 @@ class Lineage:
     kept: tuple[Interval, ...] = ()
     launches: tuple[LaunchSpan, ...] = ()
     rollbacks: tuple[RollbackMark, ...] = ()
-    inferred: bool = False  # a parent in it follows from step numbers alone
     unsaid: bool = False  # it was set by a rollback whose target does not say which launch saved it
 
     @property
@@ -106,12 +105,21 @@ class Lineage:
         return self.kept[-1].launch if self.kept else None
 
     @property
+    def inferred(self) -> bool:
+        """Whether a parent in it follows from step numbers alone, or its last rollback does not say whose target it took."""
+        return self.unsaid or any(span.inferred for span in self._concerned)
+
+    @property
     def guessed(self) -> tuple[int, ...]:
         """The launches of the lineage that loaded something, and no guard recorded what; newest last."""
+        return tuple(span.number for span in self._concerned if self.is_guess(span))
+
+    @property
+    def _concerned(self) -> list[LaunchSpan]:
+        """The launches of the lineage, and those after them."""
         kept = {interval.launch for interval in self.kept}
         newest = max(kept, default=0)
-        concerned = (span for span in self.launches if span.number in kept or span.number > newest)
-        return tuple(span.number for span in concerned if self.is_guess(span))
+        return [span for span in self.launches if span.number in kept or span.number > newest]
 
     def is_guess(self, span: LaunchSpan) -> bool:
         """Whether the launch's parent is inferred; the first launch of all, from step 0, has none to infer."""
@@ -388,23 +396,11 @@ class _Fold:
             kept = kept.older
         intervals.reverse()
         launches = tuple(_mark_abandoned(self.spans, intervals))
-        return Lineage(
-            kept=tuple(intervals),
-            launches=launches,
-            rollbacks=tuple(self.marks),
-            inferred=self.doubt or self._is_inferred(intervals),
-            unsaid=self.doubt,
-        )
+        return Lineage(kept=tuple(intervals), launches=launches, rollbacks=tuple(self.marks), unsaid=self.doubt)
 
     def _counts(self, span: LaunchSpan) -> bool:
         """Whether the newest launch's weights are the present ones: alive, they are what it loaded, even before a step."""
         return span.has_steps or (not span.ended and span.inferred)
-
-    def _is_inferred(self, kept: Iterable[Interval]) -> bool:
-        """Whether a kept launch, or one after them, has no guard that said what it loaded."""
-        launches = {interval.launch for interval in kept}
-        newest = max(launches, default=0)
-        return any(span.inferred for number, span in self.spans.items() if number in launches or number > newest)
 
 
 def _mark(entry_id: str, before: _Link | None, after: _Link | None, step: int) -> RollbackMark:
