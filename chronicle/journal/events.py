@@ -271,7 +271,6 @@ class LaunchEnd(JournalEvent, kind=EntryKind.LAUNCH_END):
     tail_of: str = ""
     log_bytes_lost: int | None = None
     metrics_from: str | None = None
-    latency_tested_ranks: int | None = None
     proposal: str | None = None
     start_step: int | None = None
     sealed: Records = ()  # path, bytes, sha256 of what the launch wrote
@@ -819,19 +818,12 @@ class Exported(JournalEvent, kind=EntryKind.EXPORT):
 
 
 class StudyRegistered(JournalEvent, kind=EntryKind.EXPERIMENT_REGISTER):
-    """A study's plan, written before its first launch; parts of it stand beside it in entries of before December 2026."""
+    """A study's plan, written before its first launch."""
 
     study: str
     profile: str
     plan_hash: str
     plan: Record
-    seeds: Any = None
-    arms: Texts = ()
-    primary: str = ""
-    margin_bpb: float | None = None
-    alpha: float | None = None
-    contrasts: Items = ()
-    study_digest: str = ""
 
 
 class StudyLaunch(JournalEvent, kind=EntryKind.EXPERIMENT_LAUNCH):
