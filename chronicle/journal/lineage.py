@@ -365,12 +365,12 @@ class _Fold:
         return next((s.number for s in spans if s.has_steps and (s.start_step or 0) < step <= (s.last_step or 0)), None)
 
     def _undo(self, undone: set[str]) -> None:
-        for index in range(len(self.rollbacks) - 1, -1, -1):
-            if self.rollbacks[index][0] in undone:
-                self.kept, self.current = self.rollbacks[index][1], None
-                gone = {receipt for receipt, _ in self.rollbacks[index:]}
+        for place, (receipt, kept) in enumerate(self.rollbacks):
+            if receipt in undone:
+                self.kept, self.current = kept, None
+                gone = {one for one, _ in self.rollbacks[place:]}
                 self.marks = [mark for mark in self.marks if mark.entry_id not in gone]
-                del self.rollbacks[index:]
+                del self.rollbacks[place:]
                 return
 
     def _finish(self) -> None:

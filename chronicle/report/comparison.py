@@ -36,7 +36,7 @@ WIDTH = 40  # letters of a setting's value
 class Member:
     """One run, or one launch of it. `last` and `best`: (step, value); None where there is no such point.
 
-    `launch`: its number; None for a run. `lr`: the newest logged one; `speed`: steps a second; None where not known.
+    `launch`: its number; None for a run. `lr`: the newest logged one. None where it is not known.
     """
 
     name: str
@@ -45,7 +45,8 @@ class Member:
     launches: int
     abandoned: int
     lr: float | None
-    speed: float | None
+    steps_per_second: float | None
+    channel: str
     curve: LoggedCurve
     line: ChannelCurve  # what is compared: its `steps` are steps, or seconds of training
     settings: Mapping[str, Any]
@@ -67,12 +68,8 @@ class Comparison:
 
     def to_json(self) -> dict[str, Any]:
         """The form of `--json`."""
-        runs = [
-            {"name": one.name, "status": one.status, "launch": one.launch, "launches": one.launches,
-             "abandoned": one.abandoned, "lr": one.lr, "steps_per_second": one.speed,
-             "points": len(one.curve), "channel": one.curve.channel, "last": one.last, "best": one.best}
-            for one in self.members
-        ]  # fmt: skip
+        told = ("name", "status", "launch", "launches", "abandoned", "lr", "steps_per_second", "channel", "last", "best")
+        runs = [{"points": len(one.curve), **{name: getattr(one, name) for name in told}} for one in self.members]
         at = [{self.by: place, "values": list(values)} for place, values in self.at]
         settings = [{"name": name, "values": list(values)} for name, values in self.differing]
         return {
@@ -120,15 +117,9 @@ def _curve_of(run: Run, channel: str, launch: int | None) -> LoggedCurve:
     if launch is None:
         return run.curve(channel)
     whole = run.curve(channel, abandoned=True)
-    own = LoggedCurve(whole.channel, [], [], [], [], [])
-    for place, number in enumerate(whole.launch):
-        if number == launch:
-            own.step.append(whole.step[place])
-            own.value.append(whole.value[place])
-            own.launch.append(number)
-            own.time.append(whole.time[place])
-            own.kept.append(whole.kept[place])
-    return own
+    own = [place for place, number in enumerate(whole.launch) if number == launch]
+    columns: list[list[Any]] = [[column[place] for place in own] for column in whole[1:]]
+    return LoggedCurve(whole.channel, *columns)
 
 
 def _spread_of(one: LoggedCurve, other: LoggedCurve) -> Spread | None:
@@ -208,7 +199,8 @@ def _member(label: str, run: Run, launch: int | None, curve: LoggedCurve, by: st
         launches=row["launches"] if launch is None else 1,
         abandoned=row["abandoned"] if launch is None else curve.kept.count(False),
         lr=lr.value[-1] if lr.value else None,
-        speed=_speed_of(curve),
+        steps_per_second=_speed_of(curve),
+        channel=curve.channel,
         curve=curve,
         line=ChannelCurve(_seconds(run, curve) if by == "time" else curve.step, curve.time, curve.value),
         settings=run.settings(launch),
@@ -280,7 +272,7 @@ def tell(comparison: Comparison) -> str:
     rows.append(("status", *(one.status for one in members)))
     rows.append(("launches", *(_launches(one) for one in members)))
     rows.append(("lr, last", *(_number(one.lr) for one in members)))
-    rows.append(("steps a second", *(_number(one.speed) for one in members)))
+    rows.append(("steps a second", *(_number(one.steps_per_second) for one in members)))
     rows.append((f"{comparison.channel}, last", *(_point(one.last) for one in members)))
     rows.append((f"{comparison.channel}, best", *(_point(one.best) for one in members)))
     place_words = "  after {} s" if comparison.by == "time" else "  at step {}"

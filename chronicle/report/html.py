@@ -166,27 +166,30 @@ def page_header(story: Story) -> str:
     head, last = story.headline, story.last_launch
     if last is None:
         return '<p class="soft">No launches yet.</p>' + _problems(story)
-    facts = [("step", f"{head.step:,}"), ("loss", format_number(head.loss)), ("LR", format_number(head.lr))]
     line = story.ledger.line(head.launch)
-    is_changed = line is not None and line.factor != 1
-    if line is not None and is_changed:
-        facts.append(("of the first LR", format_factor(line.factor)))
+    factor = 1 if line is None else line.factor
     lost = sum(launch.span.abandoned_steps for launch in story.launches)
-    facts.append(("launches", f"{len(story.launches):,}"))
-    facts += [("steps abandoned", f"{lost:,}")] if lost else []
-    facts.append(("open incidents", f"{len(story.open_matters):,}"))
+    facts = {
+        "step": f"{head.step:,}",
+        "loss": format_number(head.loss),
+        "LR": format_number(head.lr),
+        "of the first LR": "" if factor == 1 else format_factor(factor),
+        "launches": f"{len(story.launches):,}",
+        "steps abandoned": f"{lost:,}" if lost else "",
+        "open incidents": f"{len(story.open_matters):,}",
+    }
     lead = f'<p class="lead">Launch {last.number} {html_text(last.outcome)}'
     when = (last.ended or last.started) if story.is_dated else ""
     lead += f", {html_text(format_when(when))}." if when else "." if story.is_dated else "; its log has no times."
     lead += f' <b class="warn">{html_text(_worst(story))}</b></p>' if story.open_matters else "</p>"
-    shown = ((html_text(name), html_text(value)) for name, value in facts)
-    items = "".join(f'<li data-fact="{name}"><b>{value}</b><span>{name}</span></li>' for name, value in shown)
-    factors = [format_factor(factor) for factor in story.lr_path]
+    known = [(name, html_text(value)) for name, value in facts.items() if value]
+    shown = (f'<li data-fact="{name}"><b>{value}</b><span>{name}</span></li>' for name, value in known)
+    factors = [format_factor(one) for one in story.lr_path]
     path = " → ".join(factors if len(factors) <= MOST_FACTORS else [*factors[:4], "…", *factors[4 - MOST_FACTORS :]])
     doubt = f" · lineage {html_text(story.lineage.doubt)}" if story.lineage.doubt else ""
     told = f'<p class="soft">LR ledger: {html_text(path or "unknown")}{doubt}</p>'
-    ledger = told if doubt or is_changed or len(factors) != 1 else ""
-    return f'{lead}<ul class="facts">{items}</ul>{ledger}' + _problems(story)
+    ledger = told if doubt or factor != 1 or len(factors) != 1 else ""
+    return f'{lead}<ul class="facts">{"".join(shown)}</ul>{ledger}' + _problems(story)
 
 
 def _worst(story: Story) -> str:

@@ -119,9 +119,9 @@ def html_table(heads: Sequence[str], rows: Iterable[Sequence[object]], *, numeri
     def cell(tag: str, index: int, value: object) -> str:
         kind = ' class="n"' if index in numeric else ""
         inner = value.markup if isinstance(value, Raw) else html_text("" if value is None else value)
-        return f"<{tag}{kind}>{inner}</{tag}>"
+        return f"<{tag}{kind}>{inner}</{tag[:2]}>"
 
-    head = "".join(cell("th", i, h) for i, h in enumerate(heads))
+    head = "".join(cell('th scope="col"', i, h) for i, h in enumerate(heads))
     body = "".join("<tr>" + "".join(cell("td", i, v) for i, v in enumerate(row)) + "</tr>" for row in rows)
     return f'<div class="wide"><table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>'
 
