@@ -7,7 +7,7 @@ recorded is None and is shown as unknown, not as 0.
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Container, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from datetime import datetime
 from enum import Enum
@@ -237,8 +237,9 @@ def compute_costs(
     step_seconds = {number: _seconds_by_step(points, attempts.get(number, ())) for number, points in series.items()}
     wall = _wall(entries, series, now)
     productive = _productive(lineage, step_seconds)
-    lost = (*_lost_work(entries, lineage, step_seconds), *_lost_in_attempts(entries, series, attempts))
     interruptions = tuple(interruptions_of(entries, series))
+    causes = {one.launch: one.cause for one in interruptions}  # the last one of a launch is its end
+    lost = (*_lost_work(entries, lineage, step_seconds, causes), *_lost_in_attempts(entries, series, attempts))
     unplanned = [one for one in interruptions if one.cause is not Cause.PLANNED]
     repeated = _sum(row.steps for row in lost)
     saves = [saved.save_seconds for _, saved in events_of(entries, CheckpointSaved)]
@@ -300,7 +301,10 @@ def _productive(lineage: Lineage, step_seconds: StepSeconds) -> float | None:
     return sum(times) if times else None
 
 
-def _lost_work(entries: Sequence[Entry], lineage: Lineage, step_seconds: StepSeconds) -> Iterable[LostWork]:
+def _lost_work(
+    entries: Sequence[Entry], lineage: Lineage, step_seconds: StepSeconds, causes: Mapping[int, Cause]
+) -> Iterable[LostWork]:
+    """Steps that rollbacks discarded; then steps done again because a launch resumed below the last step of the one before."""
     receipts = {entry.id: receipt for entry, receipt in events_of(entries, RollbackReceipt)}
     after_rollback: set[int | None] = set()
     for mark in lineage.rollbacks:
@@ -310,20 +314,6 @@ def _lost_work(entries: Sequence[Entry], lineage: Lineage, step_seconds: StepSec
         last = mark.from_step if known else None
         yield _lost(cause, mark.from_launch, mark.to_step, last, step_seconds.get(mark.from_launch or 0, {}), mark.entry_id)
         after_rollback.add(_next_launch(entries, mark.entry_id))
-    yield from _lost_in_crashes(entries, lineage, step_seconds, after_rollback)
-
-
-def _next_launch(entries: Sequence[Entry], entry_id: str) -> int | None:
-    """The first launch that started after this entry."""
-    position = next(index for index, entry in enumerate(entries) if entry.id == entry_id)
-    return next((entry.launch for entry in entries[position:] if entry.kind == EntryKind.LAUNCH_START), None)
-
-
-def _lost_in_crashes(
-    entries: Sequence[Entry], lineage: Lineage, step_seconds: StepSeconds, after_rollback: Container[int | None]
-) -> Iterable[LostWork]:
-    """Steps done again because a launch resumed below the last step of the one before it, without a rollback."""
-    causes = {one.launch: one.cause for one in interruptions_of(entries, {})}  # the last one of a launch is its end
     starts = {entry.launch: entry.id for entry, _ in events_of(entries, LaunchStart)}
     trained = [one for one in lineage.launches if one.last_step is not None and one.last_step > max(0, one.start_step or 0)]
     for before, after in pairwise(trained):  # a launch that was refused, and took no step, repeated none
@@ -334,6 +324,12 @@ def _lost_in_crashes(
         cause = causes.get(before.number, Cause.CRASH)
         seconds = step_seconds.get(before.number, {})
         yield _lost(cause, before.number, max(0, start), last, seconds, starts.get(after.number, ""))
+
+
+def _next_launch(entries: Sequence[Entry], entry_id: str) -> int | None:
+    """The first launch that started after this entry."""
+    position = next(index for index, entry in enumerate(entries) if entry.id == entry_id)
+    return next((entry.launch for entry in entries[position:] if entry.kind == EntryKind.LAUNCH_START), None)
 
 
 def _lost(

@@ -154,6 +154,13 @@ class UnknownKind(Words):
         return cls.view(data)
 
 
+class Overriding(JournalEvent):
+    """What a person overrode: a launch that seemed alive, or a damaged journal."""
+
+    force: str | None = None  # why
+    overrode: Texts = ()  # the damage of the journal
+
+
 # --- launches ----------------------------------------------------------------------------------------------------------
 
 
@@ -191,7 +198,7 @@ class ImportedSource(JournalEvent, kind=EntryKind.IMPORT):
     points: int | None
 
 
-class LaunchStart(JournalEvent, kind=EntryKind.LAUNCH_START):
+class LaunchStart(Overriding, kind=EntryKind.LAUNCH_START):
     """A launch begins on one node; a launch over several nodes has one such entry per node."""
 
     argv: Texts = ()
@@ -207,8 +214,6 @@ class LaunchStart(JournalEvent, kind=EntryKind.LAUNCH_START):
     boot_id: str = ""
     uid: int | None = None
     python: str = ""
-    force: str | None = None  # why a launch that seemed alive, or a damaged journal, was overridden
-    overrode: Texts = ()  # the damage of the journal that it was started in spite of
     fresh: str | None = None  # why it begins from scratch although the checkpoints of earlier launches are gone
     part: str | None = None
     preflight: Record = NOTHING  # check -> verdict of the quick preflight
@@ -466,7 +471,7 @@ class QuarantineUndone(JournalEvent, kind=EntryKind.QUARANTINE_UNDONE):
     root: str
 
 
-class Pruned(JournalEvent, kind=EntryKind.PRUNE):
+class Pruned(Overriding, kind=EntryKind.PRUNE):
     """Abandoned checkpoints and originals that no undo needs are deleted."""
 
     changed: bool
@@ -475,8 +480,6 @@ class Pruned(JournalEvent, kind=EntryKind.PRUNE):
     objects: Texts
     bytes: int | None
     root: str
-    force: str | None = None  # why it went on although the run seemed alive or its journal was damaged
-    overrode: Texts = ()  # that damage
 
 
 # --- events and proposals ----------------------------------------------------------------------------------------------
@@ -642,14 +645,17 @@ class RollbackFacts(JournalEvent):
     store: Record = NOTHING  # in an object store: the new prefix, the pointer, what it said and says
 
 
-class RollbackIntent(RollbackFacts, kind=EntryKind.ROLLBACK_INTENT):
-    """A rollback begins. From here on until its receipt no launch starts and no checkpoint is loaded."""
+class Intent(Overriding):
+    """What a transaction writes beside the checkpoints, for its recovery."""
 
     contract_path: str | None = None
     config_paths: Texts = ()
     parent_attributes: Any = None
-    force: str | None = None  # why it was made although the run seemed alive or its journal was damaged
-    overrode: Texts = ()  # that damage
+
+
+class RollbackIntent(RollbackFacts, Intent, kind=EntryKind.ROLLBACK_INTENT):
+    """A rollback begins. From here on until its receipt no launch starts and no checkpoint is loaded."""
+
 
 
 class RollbackReceipt(RollbackFacts, kind=EntryKind.ROLLBACK_RECEIPT):
@@ -676,31 +682,26 @@ class RollbackReceipt(RollbackFacts, kind=EntryKind.ROLLBACK_RECEIPT):
     stamp: str = ""  # of the target from now on, where its identity is known by its stamp alone
 
 
-class UndoIntent(JournalEvent, kind=EntryKind.UNDO_INTENT):
+class UndoFacts(JournalEvent):
+    """Which rollback is undone, the same in the intent and the receipt of its undo."""
+
+    undoes: str = ""
+    undoes_intent: str = ""
+    step: int | None = None
+    root: str = ""
+    entry: str = ""
+
+
+class UndoIntent(UndoFacts, Intent, kind=EntryKind.UNDO_INTENT):
     """The undo of a rollback begins."""
 
-    root: str = ""
-    entry: str = ""
-    contract_path: str | None = None
-    config_paths: Texts = ()
-    parent_attributes: Any = None
-    undoes: str = ""
-    undoes_intent: str = ""
-    step: int | None = None
     store: Record = NOTHING
-    force: str | None = None
-    overrode: Texts = ()  # the damage of the journal that it was made in spite of
 
 
-class UndoReceipt(JournalEvent, kind=EntryKind.UNDO_RECEIPT):
+class UndoReceipt(UndoFacts, kind=EntryKind.UNDO_RECEIPT):
     """A rollback was taken back; the entry's `refs` name its receipt."""
 
-    undoes: str = ""
-    undoes_intent: str = ""
-    step: int | None = None
     intent: str | None = None
-    root: str = ""
-    entry: str = ""
     returned: Texts = ()
     abandoned: Texts = ()
     abandoned_dir: str = ""

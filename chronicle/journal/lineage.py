@@ -28,8 +28,6 @@ from chronicle.journal.events import (
     GuardAttached,
     GuardVerdict,
     LaunchEnd,
-    LaunchStart,
-    LaunchStep,
     RollbackReceipt,
     RunFork,
     read,
@@ -232,7 +230,7 @@ def _launch_facts(
         if entry.launch is None or entry.kind not in LAUNCHES:
             continue
         span, event = spans.get(entry.launch) or LaunchSpan(number=entry.launch), read(entry)
-        start = event.start_step if isinstance(event, LaunchStart | LaunchStep | LaunchEnd | GuardVerdict) else None
+        start = getattr(event, "start_step", None)
         if start is not None and span.start_step is None:
             span = replace(span, start_step=max(start, -1))  # -1: its first step was 0
         if isinstance(event, GuardVerdict):

@@ -141,13 +141,18 @@ def _read_file(
                     text = f"last line ends without a newline after {len(raw)} bytes: a write was interrupted"
                     problems.append(JournalProblem("torn-line", path, number, text))
                     break
-                line = raw[:-1]
-                entry, found = check_line(line, prev, seq, broken, names, path, number)
-                problems += found
-                prev, broken = hashlib.sha256(line).hexdigest(), entry is None
-                if entry is not None:
-                    entries.append(entry)
-                    seq = entry.seq + 1
+                line, before_line = raw[:-1], prev
+                prev = hashlib.sha256(line).hexdigest()
+                try:
+                    entry = Entry.from_json(line.decode("utf-8", "strict"))
+                except (JournalError, UnicodeDecodeError) as problem:
+                    problems.append(JournalProblem("bad-line", path, number, str(problem)))
+                    broken = True
+                    continue
+                found = _chain_problems(entry, before_line, seq, broken, names)
+                problems += [JournalProblem(check, path, number, text) for check, text in found]
+                entries.append(entry)
+                seq, broken = entry.seq + 1, False
     except OSError as problem:
         if problem.errno == errno.ESTALE and again:
             del problems[before:]
@@ -156,29 +161,16 @@ def _read_file(
     return entries, prev
 
 
-def check_line(
-    line: bytes, prev: str, seq: int, after_bad_line: bool, names: Container[str], path: Path, number: int
-) -> tuple[Entry | None, list[JournalProblem]]:
-    """The entry of one line (None when it cannot be parsed) and all problems of the line."""
-    try:
-        entry = Entry.from_json(line.decode("utf-8", "strict"))
-    except (JournalError, UnicodeDecodeError) as problem:
-        return None, [JournalProblem("bad-line", path, number, str(problem))]
-    return entry, list(_chain_problems(entry, prev, seq, after_bad_line, names, path, number))
-
-
 def _chain_problems(
-    entry: Entry, prev: str, seq: int, after_bad_line: bool, names: Container[str], path: Path, line: int
-) -> Iterator[JournalProblem]:
+    entry: Entry, prev: str, seq: int, after_bad_line: bool, names: Container[str]
+) -> Iterator[tuple[str, str]]:
+    """(check, message) of each place where an entry does not fit the line before it, or the run."""
     if entry.prev != prev and not (after_bad_line and entry.seq == seq):
-        text = f"entry {entry.seq} has prev {entry.prev[:12]}…, but the previous line has the hash {prev[:12]}…"
-        yield JournalProblem("broken-chain", path, line, text)
+        yield "broken-chain", f"entry {entry.seq} has prev {entry.prev[:12]}…, but the previous line has the hash {prev[:12]}…"
     if entry.seq != seq and not after_bad_line:
-        text = f"entry number is {entry.seq}: expected {seq}"
-        yield JournalProblem("gap", path, line, text)
+        yield "gap", f"entry number is {entry.seq}: expected {seq}"
     if entry.run not in names:
-        text = f"entry belongs to run `{entry.run}`, but this run never had that name"
-        yield JournalProblem("foreign-run", path, line, text)
+        yield "foreign-run", f"entry belongs to run `{entry.run}`, but this run never had that name"
 
 
 def _causal(entries: list[Entry]) -> list[Entry]:

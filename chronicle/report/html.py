@@ -93,19 +93,17 @@ def _chapter(chapter: Chapter) -> str:
     parts = [f'<article id="{anchor_of(entry.id)}"><h3>{chapter.number}. {html_text(_title(chapter))}</h3>']
     parts.append(f'<p class="soft">{html_text(line)}</p>')
     rows = list(_batch_rows(chapter)) if entry.kind == EntryKind.GUARD_FIRST_BATCH else []
-    parts += [*(rows or _words("", words.text)), *_words("Seen", words.symptom)]
-    for name, sentence in machine_words(entry):
-        parts += _words(name, sentence)
+    parts += rows or [_words("", words.text)]
+    parts += [_words(*said) for said in (("Seen", words.symptom), *machine_words(entry))]
     cells = [[s.get("verdict", "open"), s.get("cause"), s.get("claim"), s.get("test")] for s in words.suspects]
     parts += [html_table(["verdict", "suspect", "claim", "test"], cells)] if cells else []
-    if chapter.action:
-        parts += _words("Action", _action(chapter))
-    parts += _words("Expected", words.expect)
-    if chapter.outcome:
-        parts += _words("Outcome", ": ".join(x for x in (chapter.outcome, chapter.outcome_text) if x))
-    parts += [item for rule in chapter.rules for item in _words("Rule learnt", rule)]
-    parts += _checks(GuardVerdict.view(chapter.data))
-    parts += _evidence([row for row in words.evidence if isinstance(row, Mapping)])
+    outcome = ": ".join(x for x in (chapter.outcome, chapter.outcome_text) if x) if chapter.outcome else ""
+    done = [("Action", _action(chapter)), ("Expected", words.expect), ("Outcome", outcome)]
+    parts += [_words(*said) for said in (*done, *(("Rule learnt", rule) for rule in chapter.rules))]
+    checks = check_rows(GuardVerdict.view(chapter.data))
+    parts += [folded(html_table(CHECK_HEADS, checks), f"{len(checks)} checks")] if checks else []
+    items = [_evidence(row) for row in words.evidence if isinstance(row, Mapping)]
+    parts += ["<ul>", *items, "</ul>"] if items else []
     return "".join(parts) + "</article>"
 
 
@@ -128,34 +126,28 @@ def _batch_part(part: Mapping[str, Any]) -> str:
     return f'<span class="{kept}" title="{html_text(named)}">{html_text(shown)}</span> '
 
 
-def _words(name: str, text: object) -> list[str]:
+def _words(name: str, text: object) -> str:
     if not text:
-        return []
+        return ""
     label = f"<b>{html_text(name)}.</b> " if name else ""
     lines = "\n".join(html_text(line) for line in plain_block(text).split("\n"))
-    return [f'<pre class="text">{label}{lines}</pre>']
+    return f'<pre class="text">{label}{lines}</pre>'
 
 
 def _action(chapter: Chapter) -> str:
+    if not chapter.action:
+        return ""
     target = "" if chapter.to is None else f" to {chapter.to}"
     return f"{chapter.action}{target}" + "".join(f"; {name} {before} → {after}" for name, before, after in chapter.changes)
 
 
-def _checks(verdict: GuardVerdict) -> list[str]:
-    rows = check_rows(verdict)
-    return [folded(html_table(CHECK_HEADS, rows), f"{len(rows)} checks")] if rows else []
-
-
-def _evidence(rows: Sequence[Mapping[str, Any]]) -> list[str]:
-    items = []
-    for row in rows:
-        path, what = str(row.get("path") or ""), str(row.get("what") or "")
-        target, stored = evidence_target(row)
-        named = f"<code>{html_text(path)}</code>"
-        if target and (stored or path.lower().endswith(IMAGES)):
-            named = f'<a href="{html_text(target)}">{html_text(path)}</a>'
-        items.append(f"<li>{html_text(row.get('kind', 'evidence'))}: {named} {html_text(what)}</li>")
-    return [f"<ul>{''.join(items)}</ul>"] if items else []
+def _evidence(row: Mapping[str, Any]) -> str:
+    path = str(row.get("path") or "")
+    target, stored = evidence_target(row)
+    named = f"<code>{html_text(path)}</code>"
+    if target and (stored or path.lower().endswith(IMAGES)):
+        named = f'<a href="{html_text(target)}">{html_text(path)}</a>'
+    return f"<li>{html_text(row.get('kind', 'evidence'))}: {named} {html_text(row.get('what') or '')}</li>"
 
 
 # --- sections and tables ------------------------------------------------------------------------------------------------

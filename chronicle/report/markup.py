@@ -31,19 +31,20 @@ def markdown_line(text: object) -> str:
     return re.sub(r"^(\s*)([#>+-]|\d+[.)])(?=\s|$|#)", r"\1\\\2", "".join(out))
 
 
-def markdown_cell(text: object) -> str:
-    """One cell of a table: pipes escaped, code or not."""
-    return markdown_line(text).replace("|", "\\|")
-
-
 def markdown_table(heads: Sequence[str], rows: Iterable[Sequence[object]], *, numeric: Sequence[int] = ()) -> str:
     """A table. Cells are escaped, except those of type `Raw`."""
     rule = "|".join("--:" if index in numeric else "---" for index in range(len(heads)))
     lines = [f"| {' | '.join(heads)} |", f"|{rule}|"]
     for row in rows:
-        cells = (cell.markup if isinstance(cell, Raw) else markdown_cell("" if cell is None else cell) for cell in row)
-        lines.append(f"| {' | '.join(cells)} |")
+        lines.append(f"| {' | '.join(map(_markdown_cell, row))} |")
     return "\n".join(lines)
+
+
+def _markdown_cell(cell: object) -> str:
+    """Pipes escaped, in code or not."""
+    if isinstance(cell, Raw):
+        return cell.markup
+    return "" if cell is None else markdown_line(cell).replace("|", "\\|")
 
 
 def markdown_text(text: object) -> str:
