@@ -591,9 +591,10 @@ class Rehearsed(JournalEvent, kind=EntryKind.REHEARSAL):
 
 def is_of(event: Rehearsed, command: Sequence[str]) -> bool:
     """Whether this is the command of a rehearsal, whatever stands where its `{out}`, `{name}` and `{port}` stood."""
-    return any(
-        len(words) == len(command) and all(map(_is_same, words, command)) for words in (event.command, event.resume)
-    )
+    for words in (event.command, event.resume):
+        if len(words) == len(command) and None not in map(filled_with, words, command):
+            return True
+    return False
 
 
 def filled_with(pattern: str, word: str) -> Mapping[str, str] | None:
@@ -601,10 +602,6 @@ def filled_with(pattern: str, word: str) -> Mapping[str, str] | None:
     parts = re.split(r"\{(out|name|port|checkpoint)\}", pattern)
     found = re.fullmatch("(.*)".join(map(re.escape, parts[::2])), word, re.DOTALL)
     return None if found is None else dict(zip(parts[1::2], found.groups(), strict=True))
-
-
-def _is_same(pattern: str, word: str) -> bool:
-    return filled_with(pattern, word) is not None
 
 
 class Autopilot(JournalEvent, kind=EntryKind.AUTOPILOT):

@@ -41,14 +41,6 @@ class LrLedger(NamedTuple):
         """The line of this launch."""
         return next((line for line in self.lines if line.launch == launch), None)
 
-    def factors(self) -> tuple[float | None, ...]:
-        """Factors in launch order, a repeated one only once: 1 → 0.75 → 0.375."""
-        out: list[float | None] = []
-        for line in self.lines:
-            if not out or out[-1] != line.factor:
-                out.append(line.factor)
-        return tuple(out)
-
 
 def compute_lr_ledger(entries: Iterable[Entry], lineage: Lineage) -> LrLedger:
     """Fold rollbacks and verdicts in journal order."""

@@ -172,15 +172,11 @@ def arms_of(comparison: Comparison) -> tuple[ComparedArm, ...]:
     arms = []
     for members in found.values():
         first = next(iter(members.values()))
-        name = ", ".join(f"{one}={plain(str(_value_in(comparison, one, first)))[:WIDTH]}" for one in telling[:3])
+        shown = [(one, dict(comparison.differing)[one][first]) for one in telling[:3]]
+        name = ", ".join(f"{one}={plain(str(value))[:WIDTH]}" for one, value in shown)
         values = {seed: value for seed, at in members.items() if (value := last[at]) is not None}
         arms.append(ComparedArm(name, tuple(comparison.members[at].name for at in members.values()), values))
     return tuple(arms) if len(arms) > 1 and all(len(arm.runs) > 1 for arm in arms) else ()
-
-
-def _value_in(comparison: Comparison, setting: str, at: int) -> Any:
-    """The value of a differing setting in the run at this place."""
-    return next(values[at] for name, values in comparison.differing if name == setting)
 
 
 def _member(label: str, run: Run, launch: int | None, curve: LoggedCurve, by: str) -> Member:

@@ -391,7 +391,7 @@ def _costs(story: Story, chapters: Sequence[Chapter], lost_seconds: Mapping[str,
             seconds.append(took)
     if rows:
         known = [one for one in seconds if one is not None]
-        rows.append(("all", None, None, steps, format_lost(sum(known) if len(known) == len(rows) else None)))
+        rows.append(("all", None, None, steps, format_lost(sum(known) if known == seconds else None)))
         yield "## What the rollbacks cost\n"
         yield markdown_table(["rollback", "from", "to", "steps lost", "time lost"], rows, numeric=(1, 2, 3, 4))
         yield ""
