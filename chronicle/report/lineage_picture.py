@@ -94,10 +94,14 @@ def draw_lineage(
 
 
 def _of_panels(series: Sequence[LaunchSeries]) -> list[LaunchSeries]:
-    """The series with loss and LR alone: the other channels are not drawn."""
+    """Loss and LR of each launch, under one name in all of them; the other channels are not drawn."""
     logged = {name: None for one in series for name in one.channels}
-    wanted = (find_channel(logged, Role.LOSS), find_channel(logged, Role.LR))
-    return [replace(one, channels={name: one.channels[name] for name in wanted if name in one.channels}) for one in series]
+    names = [(role, name) for role in (Role.LOSS, Role.LR) if (name := find_channel(logged, role)) is not None]
+    shown = []
+    for one in series:
+        own = {name: find_channel(one.channels, role) for role, name in names}
+        shown.append(replace(one, channels={name: one.channels[mine] for name, mine in own.items() if mine is not None}))
+    return shown
 
 
 def _panels(rows: int, *, has_lr: bool) -> _Panels:

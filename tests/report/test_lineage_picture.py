@@ -1,11 +1,12 @@
 """The picture: same bytes for the same story, the abandoned part grey, no line across a launch's border."""
 
 import math
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from chronicle.report.lineage_picture import GREY, draw_lineage
+from chronicle.report.lineage_picture import GREY, _of_panels, draw_lineage
 from chronicle.report.page_data import PALETTE, build_page_data
 from chronicle.story import read_story
 from chronicle.story.learning import would_have_resumed_at
@@ -122,3 +123,11 @@ def test_many_launches_are_few_artists_and_few_marks(tmp_path: Path, monkeypatch
     assert max(len(axes.lines) for axes in seen[0].axes) < 240
     kept_steps = {step for line in seen[0].axes[1].lines for step in line.get_xdata() if line.get_color() != GREY}
     assert {1, 7 * 299 + 10} <= kept_steps
+
+
+def test_a_launch_that_names_its_loss_otherwise_is_drawn(tmp_path: Path) -> None:
+    paths = toy_run(tmp_path / "a").paths
+    first, second = read_series(paths, [1, 2])
+    renamed = replace(second, channels={"train/loss": second.channels["loss"]})
+    shown = _of_panels([first, renamed])
+    assert shown[1].channels["loss"] == second.channels["loss"]
