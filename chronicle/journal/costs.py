@@ -33,6 +33,9 @@ from chronicle.journal.lineage import FIRST_STEP, Lineage, compute_lineage
 NODE_KINDS = frozenset((EntryKind.LAUNCH_START, EntryKind.LAUNCH_END))  # written once per node
 ALARMS = frozenset((EntryKind.INCIDENT, EntryKind.NOTE))
 ENDS = frozenset((EntryKind.LAUNCH_END, EntryKind.ROLLBACK_RECEIPT))
+Series = Mapping[int, Sequence[tuple[int, float]]]  # (step, time) of the logged steps, by launch
+Attempts = Mapping[int, Sequence[int]]  # which start of the ranks wrote each of them
+StepSeconds = Mapping[int, Mapping[int, float]]  # seconds of each step, by launch
 DECISIONS = ALARMS | {EntryKind.ROLLBACK_RECEIPT, EntryKind.LAUNCH_START}
 
 
@@ -97,41 +100,32 @@ class Interruption:
     recovered_seconds: float | None
 
 
-def interruptions_of(
-    entries: Sequence[Entry], series: Mapping[int, Sequence[tuple[int, float]]]
-) -> Iterable[Interruption]:
-    """Every end of a launch, except that of a last launch that completed. `series`: (step, time) pairs by launch."""
+def interruptions_of(entries: Sequence[Entry], series: Series) -> Iterable[Interruption]:
+    """Every end of a launch, except that of a last launch that completed."""
     numbers = sorted({entry.launch for entry, _ in events_of(entries, LaunchStart) if entry.launch is not None})
     for entry, attempt in events_of(entries, LaunchAttempt):
-        if entry.launch is not None:
-            moment = attempt.began or seconds_of(entry.ts)
-            after = [time for _, time in series.get(entry.launch, ()) if time >= moment]
-            yield Interruption(
-                launch=entry.launch,
-                cause=END_CAUSES.get(attempt.cause, Cause.UNKNOWN),
-                time=entry.ts,
-                recovered_seconds=after[0] - moment if after else None,
-            )
+        moment = attempt.began or seconds_of(entry.ts)
+        after = (time for _, time in series.get(entry.launch or 0, ()) if time >= moment)
+        yield from _interruption(entry, attempt.cause, moment, next(after, None))
     for entry, end in events_of(entries, LaunchEnd):
-        if entry.launch is None:
-            continue
-        later = [number for number in numbers if number > entry.launch]
-        if end.exit_code == 0 and end.stopped_by is None and not later:
-            continue
-        points = series.get(later[0], ()) if later else ()
-        recovered = points[0][1] - seconds_of(entry.ts) if points else None
-        yield Interruption(
-            launch=entry.launch,
-            cause=END_CAUSES.get(end.cause, Cause.UNKNOWN),
-            time=entry.ts,
-            recovered_seconds=recovered if recovered is not None and recovered >= 0 else None,
-        )
+        later = [number for number in numbers if number > (entry.launch or 0)]
+        if later or end.exit_code != 0 or end.stopped_by is not None:
+            points = series.get(later[0], ()) if later else ()
+            yield from _interruption(entry, end.cause, seconds_of(entry.ts), points[0][1] if points else None)
+
+
+def _interruption(entry: Entry, cause: str | None, moment: float, again: float | None) -> Iterable[Interruption]:
+    """The interruption that an entry of a launch tells. `again`: when the next step was logged."""
+    recovered = None if again is None or again < moment else again - moment
+    if entry.launch is not None:
+        named = END_CAUSES.get(cause, Cause.UNKNOWN)
+        yield Interruption(launch=entry.launch, cause=named, time=entry.ts, recovered_seconds=recovered)
 
 
 # A launch that ended as it was meant to, or by a person, is planned. All others keep their name. What nobody recorded is
 # unknown: that a device failed at about that time explains nothing.
 END_CAUSES: Mapping[str | None, Cause] = {
-    **{cause.value: Cause(cause.value) for cause in EndCause if cause.value in {one.value for one in Cause}},
+    **{cause.value: cause for cause in Cause},
     EndCause.FINISHED.value: Cause.PLANNED,
     EndCause.ENDED.value: Cause.PLANNED,
     EndCause.EARLY.value: Cause.UNKNOWN,
@@ -140,7 +134,7 @@ END_CAUSES: Mapping[str | None, Cause] = {
 }
 
 
-def seconds_to_detect(entries: Sequence[Entry], series: Mapping[int, Sequence[tuple[int, float]]]) -> Iterable[float | None]:
+def seconds_to_detect(entries: Sequence[Entry], series: Series) -> Iterable[float | None]:
     """Seconds from the onset of each event to its first entry, one value per event."""
     seen: set[tuple[int | None, int | None, int]] = set()
     for entry, incident in events_of(entries, Incident):
@@ -168,7 +162,7 @@ def seconds_to_decide(entries: Sequence[Entry]) -> Iterable[float | None]:
             alarm = None
 
 
-def seconds_to_resume(entries: Sequence[Entry], series: Mapping[int, Sequence[tuple[int, float]]]) -> Iterable[float | None]:
+def seconds_to_resume(entries: Sequence[Entry], series: Series) -> Iterable[float | None]:
     """Seconds from the start of each launch to its first logged step, one value per launch."""
     for entry, _ in events_of(entries, LaunchStart):
         points = series.get(entry.launch or 0, ())
@@ -226,8 +220,8 @@ class Costs:
 
 def compute_costs(
     entries: Sequence[Entry],
-    series: Mapping[int, Sequence[tuple[int, float]]],
-    attempts: Mapping[int, Sequence[int]] | None = None,
+    series: Series,
+    attempts: Attempts | None = None,
     *,
     now: float | None = None,
     samples_per_step: float | None = None,
@@ -243,8 +237,9 @@ def compute_costs(
     step_seconds = {number: _seconds_by_step(points, attempts.get(number, ())) for number, points in series.items()}
     wall = _wall(entries, series, now)
     productive = _productive(lineage, step_seconds)
-    lost = (*_lost_work(entries, lineage, step_seconds), *_lost_in_attempts(entries, series, attempts))
     interruptions = tuple(interruptions_of(entries, series))
+    causes = {one.launch: one.cause for one in interruptions}  # the last one of a launch is its end
+    lost = (*_lost_work(entries, lineage, step_seconds, causes), *_lost_in_attempts(entries, series, attempts))
     unplanned = [one for one in interruptions if one.cause is not Cause.PLANNED]
     repeated = _sum(row.steps for row in lost)
     saves = [saved.save_seconds for _, saved in events_of(entries, CheckpointSaved)]
@@ -268,8 +263,8 @@ def compute_costs(
 
 
 def _attempts_of(
-    entries: Sequence[Entry], series: Mapping[int, Sequence[tuple[int, float]]], carried: Mapping[int, Sequence[int]]
-) -> Mapping[int, Sequence[int]]:
+    entries: Sequence[Entry], series: Series, carried: Attempts
+) -> Attempts:
     """The attempt of each logged step, of launches that had several: as the log says, else by when each attempt began."""
     began: dict[int, list[float]] = {}
     for entry, attempt in events_of(entries, LaunchAttempt):
@@ -295,7 +290,7 @@ def _seconds_by_step(points: Sequence[tuple[int, float]], attempts: Sequence[int
     return seconds
 
 
-def _productive(lineage: Lineage, step_seconds: Mapping[int, Mapping[int, float]]) -> float | None:
+def _productive(lineage: Lineage, step_seconds: StepSeconds) -> float | None:
     """Seconds of the steps of the lineage; None when no step was timed."""
     times = [
         step_seconds[kept.launch][step]
@@ -307,26 +302,28 @@ def _productive(lineage: Lineage, step_seconds: Mapping[int, Mapping[int, float]
 
 
 def _lost_work(
-    entries: Sequence[Entry],
-    lineage: Lineage,
-    step_seconds: Mapping[int, Mapping[int, float]],
+    entries: Sequence[Entry], lineage: Lineage, step_seconds: StepSeconds, causes: Mapping[int, Cause]
 ) -> Iterable[LostWork]:
+    """Steps that rollbacks discarded; then steps done again because a launch resumed below the last step of the one before."""
     receipts = {entry.id: receipt for entry, receipt in events_of(entries, RollbackReceipt)}
     after_rollback: set[int | None] = set()
     for mark in lineage.rollbacks:
         experiment = mark.from_launch in after_rollback or bool(receipts[mark.entry_id].experiment)
+        cause = Cause.EXPERIMENT if experiment else Cause.DELIBERATE
         known = mark.from_launch is not None and mark.from_step >= mark.to_step
-        yield LostWork(
-            cause=Cause.EXPERIMENT if experiment else Cause.DELIBERATE,
-            from_launch=mark.from_launch,
-            from_step=mark.from_step if known else None,
-            to_step=mark.to_step,
-            steps=mark.from_step - mark.to_step if known else None,
-            seconds=_span_seconds(step_seconds.get(mark.from_launch or 0, {}), mark.to_step, mark.from_step) if known else None,
-            entry=mark.entry_id,
-        )
+        last = mark.from_step if known else None
+        yield _lost(cause, mark.from_launch, mark.to_step, last, step_seconds.get(mark.from_launch or 0, {}), mark.entry_id)
         after_rollback.add(_next_launch(entries, mark.entry_id))
-    yield from _lost_in_crashes(entries, lineage, step_seconds)
+    starts = {entry.launch: entry.id for entry, _ in events_of(entries, LaunchStart)}
+    trained = [one for one in lineage.launches if one.last_step is not None and one.last_step > max(0, one.start_step or 0)]
+    for before, after in pairwise(trained):  # a launch that was refused, and took no step, repeated none
+        start, last = after.start_step, before.last_step
+        between = range(before.number + 1, after.number + 1)
+        if any(number in after_rollback for number in between) or start is None or last is None or start >= last:
+            continue
+        cause = causes.get(before.number, Cause.CRASH)
+        seconds = step_seconds.get(before.number, {})
+        yield _lost(cause, before.number, max(0, start), last, seconds, starts.get(after.number, ""))
 
 
 def _next_launch(entries: Sequence[Entry], entry_id: str) -> int | None:
@@ -335,42 +332,27 @@ def _next_launch(entries: Sequence[Entry], entry_id: str) -> int | None:
     return next((entry.launch for entry in entries[position:] if entry.kind == EntryKind.LAUNCH_START), None)
 
 
-def _lost_in_crashes(
-    entries: Sequence[Entry], lineage: Lineage, step_seconds: Mapping[int, Mapping[int, float]]
-) -> Iterable[LostWork]:
-    """Steps done again because a launch resumed below the last step of the one before it, without a rollback."""
-    rolled_back_into = {_next_launch(entries, mark.entry_id) for mark in lineage.rollbacks}
-    causes = {one.launch: one.cause for one in interruptions_of(entries, {})}  # the last one of a launch is its end
-    starts = {entry.launch: entry for entry, _ in events_of(entries, LaunchStart)}
-    trained = [one for one in lineage.launches if one.last_step is not None and one.last_step > max(0, one.start_step or 0)]
-    for before, after in pairwise(trained):  # a launch that was refused, and took no step, repeated none
-        start, last = after.start_step, before.last_step
-        between = range(before.number + 1, after.number + 1)
-        if any(number in rolled_back_into for number in between) or start is None or last is None or start >= last:
-            continue
-        start = max(0, start)
-        cause = causes.get(before.number, Cause.CRASH)
-        yield _lost(cause, before.number, range(start, last), step_seconds.get(before.number, {}), starts.get(after.number))
-
-
-def _lost(cause: Cause, launch: int, span: range, seconds: Mapping[int, float], entry: Entry | None) -> LostWork:
-    """Steps of one launch that were done again: those after `span.start` up to `span.stop`."""
+def _lost(
+    cause: Cause, launch: int | None, to_step: int, from_step: int | None, seconds: Mapping[int, float], entry_id: str
+) -> LostWork:
+    """The steps of one launch after `to_step` up to `from_step`, which is None where it is not known."""
+    times = [seconds[step] for step in range(to_step + 1, (from_step or 0) + 1) if step in seconds]
     return LostWork(
         cause=cause,
         from_launch=launch,
-        from_step=span.stop,
-        to_step=span.start,
-        steps=len(span),
-        seconds=_span_seconds(seconds, span.start, span.stop),
-        entry="" if entry is None else entry.id,
+        from_step=from_step,
+        to_step=to_step,
+        steps=None if from_step is None else from_step - to_step,
+        seconds=sum(times) if times else None,
+        entry=entry_id,
     )
 
 
 def _lost_in_attempts(
-    entries: Sequence[Entry], series: Mapping[int, Sequence[tuple[int, float]]], attempts: Mapping[int, Sequence[int]]
+    entries: Sequence[Entry], series: Series, attempts: Attempts
 ) -> Iterable[LostWork]:
     """Steps done again because the launcher started its ranks again within a launch, below the last logged step."""
-    ends = {(entry.launch, event.attempt): (entry, event) for entry, event in events_of(entries, LaunchAttempt)}
+    ends = {(entry.launch, event.attempt): (entry.id, event.cause) for entry, event in events_of(entries, LaunchAttempt)}
     resumed = {
         (entry.launch, event.attempt): entry.step
         for entry, event in events_of(entries, GuardVerdict)
@@ -387,14 +369,9 @@ def _lost_in_attempts(
             start = after[0][0] - max(1, spacing) if said is None else said
             if start >= last:
                 continue  # it went on where the attempt before it was
-            entry, event = ends.get((number, whose[place - 1] + 1)) or ends.get((number, whose[place])) or (None, None)
-            cause = Cause.UNKNOWN if event is None else END_CAUSES.get(event.cause, Cause.CRASH)
-            yield _lost(cause, number, range(start, last), _seconds_by_step(points[:place], whose[:place]), entry)
-
-
-def _span_seconds(seconds: Mapping[int, float], after: int, last: int) -> float | None:
-    times = [seconds[step] for step in range(after + 1, last + 1) if step in seconds]
-    return sum(times) if times else None
+            entry_id, said_cause = ends.get((number, whose[place - 1] + 1)) or ends.get((number, whose[place])) or ("", "")
+            cause = END_CAUSES.get(said_cause, Cause.CRASH) if entry_id else Cause.UNKNOWN
+            yield _lost(cause, number, start, last, _seconds_by_step(points[:place], whose[:place]), entry_id)
 
 
 def _unverified(entries: Sequence[Entry], lineage: Lineage) -> int:
@@ -404,7 +381,7 @@ def _unverified(entries: Sequence[Entry], lineage: Lineage) -> int:
 
 
 def _wall(
-    entries: Sequence[Entry], series: Mapping[int, Sequence[tuple[int, float]]], now: float | None
+    entries: Sequence[Entry], series: Series, now: float | None
 ) -> float | None:
     starts = [seconds_of(entry.ts) for entry, _ in events_of(entries, LaunchStart)]
     if not starts:

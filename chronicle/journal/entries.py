@@ -13,6 +13,7 @@ from typing import Any
 from chronicle.errors import JournalError
 
 VERSION = 1
+WORDS = {str: "text", int: "a whole number", dict: "an object"}
 FIRST_PREV = "0" * 64  # `prev` of a writer's first line
 
 
@@ -69,19 +70,19 @@ class Entry:
             )
         try:
             return cls(
-                id=_text(record, "id"),
-                ts=_text(record, "ts"),
-                run=_text(record, "run"),
-                writer=_text(record, "writer"),
-                seq=_number(record, "seq"),
-                prev=_text(record, "prev"),
-                kind=_text(record, "kind"),
-                step=None if record.get("step") is None else _number(record, "step"),
-                launch=None if record.get("launch") is None else _number(record, "launch"),
+                id=_field(record, "id", str),
+                ts=_field(record, "ts", str),
+                run=_field(record, "run", str),
+                writer=_field(record, "writer", str),
+                seq=_field(record, "seq", int),
+                prev=_field(record, "prev", str),
+                kind=_field(record, "kind", str),
+                step=None if record.get("step") is None else _field(record, "step", int),
+                launch=None if record.get("launch") is None else _field(record, "launch", int),
                 title=str(record.get("title", "")),
-                refs=tuple(str(r) for r in record.get("refs", ())),
-                data=_mapping(record.get("data", {})),
-                heads=_heads(record.get("heads")),
+                refs=tuple(map(str, record.get("refs", ()))),
+                data=_field({"data": {}, **record}, "data", dict),
+                heads={} if record.get("heads") is None else _field(record, "heads", dict),
             )
         except TypeError as problem:
             raise JournalError(f"malformed entry: {problem}") from problem
@@ -110,29 +111,8 @@ def _without_non_finite(value: Any) -> Any:
     return value
 
 
-def _text(record: Mapping[str, Any], key: str) -> str:
+def _field(record: Mapping[str, Any], key: str, kind: type) -> Any:
     value = record.get(key)
-    if not isinstance(value, str):
-        raise JournalError(f"field `{key}` is {value!r}: expected text")
-    return value
-
-
-def _number(record: Mapping[str, Any], key: str) -> int:
-    value = record.get(key)
-    if not isinstance(value, int) or isinstance(value, bool):
-        raise JournalError(f"field `{key}` is {value!r}: expected a whole number")
-    return value
-
-
-def _heads(value: Any) -> Mapping[str, str]:
-    if value is None:
-        return {}
-    if not isinstance(value, dict):
-        raise JournalError(f"field `heads` is {value!r}: expected an object")
-    return {str(writer): str(digest) for writer, digest in value.items()}
-
-
-def _mapping(value: Any) -> Mapping[str, Any]:
-    if not isinstance(value, dict):
-        raise JournalError(f"field `data` is {value!r}: expected an object")
+    if not isinstance(value, kind) or isinstance(value, bool):
+        raise JournalError(f"field `{key}` is {value!r}: expected {WORDS[kind]}")
     return value

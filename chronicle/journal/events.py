@@ -1,27 +1,22 @@
-"""Every kind of journal entry as a typed value, with its fields, version and JSON form; and the sets of kinds.
+"""Every kind of journal entry as a typed value, with its fields; and the sets of kinds.
 
 One frozen class per kind; `EntryKind` lists the kinds. `read` gives the value of an `Entry`, `JournalWriter.write` writes one.
-An unknown kind is read as `UnknownKind` with all of its data, so that views can show it. An unknown version is refused with
-`JournalError`: a field that means something else must not be misread. The version is the key `v` of an entry's data;
-absent means 1. Fields that this program does not know are kept: `from_json` followed by `to_json` changes nothing.
-
-Reading is lenient about single fields, because people import foreign journals: a field that is absent or has another type
-reads as its default (None, "", False, (), {}). What must be there is checked where it is used.
-
-The classes are frozen keyword-only dataclasses for type checkers (PEP 681, `typing.dataclass_transform`). They are not made
-by `dataclasses.dataclass`: it generates code for every class at import, about 30 ms for 48 classes in every command. These take
-1.5 ms. An event keeps its JSON record and converts a field when it is read.
+An unknown kind is read as `UnknownKind` with all of its data, so that views can show it. How fields, versions and the JSON
+form work is in `chronicle.journal.typed`; who writes or reads entries imports all from here.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from enum import StrEnum
-from typing import TYPE_CHECKING, Any, ClassVar, Self, TypeVar, dataclass_transform
+from typing import Any, Self, TypeVar
 
-from chronicle.errors import JournalError
 from chronicle.journal.entries import Entry
+from chronicle.journal.typed import EVENTS as EVENTS
+from chronicle.journal.typed import NOTHING as NOTHING
+from chronicle.journal.typed import Items, Record, Records, Texts
+from chronicle.journal.typed import JournalEvent as JournalEvent
 
 
 class EntryKind(StrEnum):
@@ -131,168 +126,21 @@ CLOSED_BY: Mapping[str, frozenset[str]] = {
 }
 
 
-NOTHING: Mapping[str, Any] = {}
-
-
-# --- fields ------------------------------------------------------------------------------------------------------------
-
-
-def _is_whole(value: Any) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool)
-
-
-def _is_number(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool)
-
-
-def _texts(value: Any) -> tuple[str, ...] | None:
-    return tuple(str(item) for item in value) if isinstance(value, list | tuple) else None
-
-
-def _rows(value: Any) -> tuple[Mapping[str, Any], ...] | None:
-    return tuple(item for item in value if isinstance(item, Mapping)) if isinstance(value, list | tuple) else None
-
-
-# Annotation -> (what an absent field reads as, conversion; None = another type than announced)
-_READ: Mapping[str, tuple[Any, Callable[[Any], Any]]] = {
-    "str": ("", lambda value: value if isinstance(value, str) else None),
-    "str | None": (None, lambda value: value if isinstance(value, str) else None),
-    "int | None": (None, lambda value: value if _is_whole(value) else None),
-    "float | None": (None, lambda value: float(value) if _is_number(value) else None),
-    "bool": (False, lambda value: value if isinstance(value, bool) else None),
-    "bool | None": (None, lambda value: value if isinstance(value, bool) else None),
-    "tuple[str, ...]": ((), _texts),
-    "tuple[Any, ...]": ((), lambda value: tuple(value) if isinstance(value, list | tuple) else None),
-    "tuple[Mapping[str, Any], ...]": ((), _rows),
-    "Mapping[str, Any]": ({}, lambda value: value if isinstance(value, Mapping) else None),
-    "Mapping[str, Any] | None": (None, lambda value: value if isinstance(value, Mapping) else None),
-    "Any": (None, lambda value: value),
-}
-
-
-class _Field:
-    """One field of an event, read from the event's JSON record."""
-
-    __slots__ = ("absent", "convert", "key", "required")
-
-    def __init__(self, name: str, annotation: str, required: bool) -> None:
-        self.key = name.rstrip("_")  # `import_` is written as `import`
-        self.absent, self.convert = _READ[annotation]
-        self.required = required  # written even when it is None; an optional one only when it says something
-
-    def __get__(self, event: JournalEvent | None, owner: type[JournalEvent]) -> Any:
-        if event is None:
-            return self
-        value = event.record.get(self.key)
-        found = None if value is None else self.convert(value)
-        return self.absent if found is None else found
-
-
-@dataclass_transform(kw_only_default=True, frozen_default=True)
-class _Schema(type):
-    """Makes an event class: annotated names become fields, the class is registered under its kind."""
-
-    def __new__(mcs, name: str, bases: tuple[type, ...], body: dict[str, Any], kind: EntryKind | None = None) -> _Schema:
-        fields: dict[str, _Field] = {}
-        for base in bases:
-            fields |= getattr(base, "FIELDS", {})
-        for field, annotation in body.get("__annotations__", {}).items() if bases else ():
-            body[field] = fields[field] = _Field(field, annotation, field not in body)
-        made = super().__new__(mcs, name, bases, {"__slots__": (), "FIELDS": fields, **body})
-        if kind is not None:
-            made.KIND = kind  # type: ignore[attr-defined]
-            EVENTS[kind] = made  # type: ignore[assignment]
-        return made
-
-
-EVENTS: dict[str, type[JournalEvent]] = {}  # kind -> its class, filled by the classes below
-
-
-class JournalEvent(metaclass=_Schema):
-    """What an entry of one kind says. Frozen; `record` is its JSON form."""
-
-    __slots__ = ("record",)
-    KIND: ClassVar[EntryKind]
-    VERSION: ClassVar[int] = 1
-    FIELDS: ClassVar[Mapping[str, Any]]
-    if TYPE_CHECKING:  # a property for type checkers, so that `record` is no field of the events
-
-        @property
-        def record(self) -> Mapping[str, Any]:
-            """The JSON form."""
-
-    def __init__(self, **values: Any) -> None:
-        unknown, missing = values.keys() - self.FIELDS.keys(), []
-        record: dict[str, Any] = {"v": self.VERSION} if self.VERSION > 1 else {}
-        for name, field in self.FIELDS.items():
-            if field.required and name not in values:
-                missing.append(name)
-        if unknown or missing:
-            raise TypeError(f"{type(self).__name__}: unknown fields {sorted(unknown)}, missing fields {missing}")
-        for name, value in values.items():
-            field = self.FIELDS[name]
-            if field.required or (value is not None and value != field.absent):
-                record[field.key] = list(value) if isinstance(value, tuple) else value
-        object.__setattr__(self, "record", record)
-
-    @classmethod
-    def from_json(cls, data: Mapping[str, Any]) -> Self:
-        """The event of an entry's `data`; raises `JournalError` for a version that this program does not know."""
-        if "v" in data and not (_is_whole(data["v"]) and 1 <= data["v"] <= cls.VERSION):
-            known = "version 1" if cls.VERSION == 1 else f"versions 1 to {cls.VERSION}"
-            found = f"`{cls.KIND}` in version {data['v']!r}"
-            raise JournalError(f"{found}: expected {known}", "a newer chronicle wrote it: update chronicle")
-        return cls.view(data)
-
-    @classmethod
-    def view(cls, data: Mapping[str, Any]) -> Self:
-        """These fields read from any record, whatever its kind and version."""
-        event = object.__new__(cls)
-        object.__setattr__(event, "record", data)
-        return event
-
-    @classmethod
-    def of(cls, entry: Entry) -> Self:
-        """The event of an entry of this kind; raises `JournalError`, which names the entry, for an unknown version."""
-        try:
-            return cls.from_json(entry.data)
-        except JournalError as problem:
-            raise JournalError(f"entry {entry.id}: {problem.message}", problem.remedy) from problem
-
-    def to_json(self) -> dict[str, Any]:
-        """The `data` of its entry."""
-        return dict(self.record)
-
-    def __setattr__(self, name: str, value: object) -> None:
-        raise AttributeError(f"{type(self).__name__}.{name} is frozen")
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, JournalEvent) and type(other) is type(self) and self.record == other.record
-
-    __hash__ = None  # type: ignore[assignment]
-
-    def __repr__(self) -> str:
-        said = ", ".join(
-            f"{name}={getattr(self, name)!r}" for name in self.FIELDS if self.FIELDS[name].key in self.record
-        )
-        return f"{type(self).__name__}({said})"
-
-
 class Words(JournalEvent):
     """What a person said: seen, suspected, done, expected, learnt."""
 
     text: str = ""
     symptom: str = ""
-    suspects: tuple[Mapping[str, Any], ...] = ()  # cause, claim, test, verdict
-    action: Mapping[str, Any] | None = None  # verb, changes
+    suspects: Records = ()  # cause, claim, test, verdict
+    action: Record | None = None  # verb, changes
     expect: str = ""
     rule: str = ""
-    hosts: tuple[str, ...] = ()
-    tags: tuple[str, ...] = ()
-    evidence: tuple[Any, ...] = ()  # attached files
+    hosts: Texts = ()
+    tags: Texts = ()
+    evidence: Items = ()  # attached files
     outcome: Any = None
-    agent: Mapping[str, Any] | None = None  # who asked through `chronicle mcp`, for what, and what it had looked at
-    import_: Mapping[str, Any] | None = None  # where it stood in an older chronicle
+    agent: Record | None = None  # who asked through `chronicle mcp`, for what, and what it had looked at
+    import_: Record | None = None  # where it stood in an older chronicle
 
 
 class UnknownKind(Words):
@@ -301,9 +149,16 @@ class UnknownKind(Words):
     __slots__ = ()
 
     @classmethod
-    def from_json(cls, data: Mapping[str, Any]) -> Self:
+    def from_json(cls, data: Record) -> Self:
         """The entry's data as it is: nothing is known of its versions."""
         return cls.view(data)
+
+
+class Overriding(JournalEvent):
+    """What a person overrode: a launch that seemed alive, or a damaged journal."""
+
+    force: str | None = None  # why
+    overrode: Texts = ()  # the damage of the journal
 
 
 # --- launches ----------------------------------------------------------------------------------------------------------
@@ -330,7 +185,7 @@ class RunFork(JournalEvent, kind=EntryKind.RUN_FORK):
     """The run began from a checkpoint of another one, or from a copy of it; earlier entries are the parent's."""
 
     run_id: str
-    parent: Mapping[str, Any] = NOTHING  # run_id, run, step, launch, path of the parent
+    parent: Record = NOTHING  # run_id, run, step, launch, path of the parent
     copied: bool = False  # the parent's journal was copied with it
 
 
@@ -343,30 +198,28 @@ class ImportedSource(JournalEvent, kind=EntryKind.IMPORT):
     points: int | None
 
 
-class LaunchStart(JournalEvent, kind=EntryKind.LAUNCH_START):
+class LaunchStart(Overriding, kind=EntryKind.LAUNCH_START):
     """A launch begins on one node; a launch over several nodes has one such entry per node."""
 
-    argv: tuple[str, ...] = ()
+    argv: Texts = ()
     cwd: str = ""
     git_commit: str | None = None
     git_dirty_digest: str | None = None
-    code_patch: Mapping[str, Any] = NOTHING  # sha256, bytes, files, hidden: the uncommitted changes as an object; or `why` not
+    code_patch: Record = NOTHING  # sha256, bytes, files, hidden: the uncommitted changes as an object; or `why` not
     env_digest: str | None = None
-    environment: Mapping[str, Any] = NOTHING
+    environment: Record = NOTHING
     host: str = ""
     pid: int | None = None
     start_ticks: int | None = None
     boot_id: str = ""
     uid: int | None = None
     python: str = ""
-    force: str | None = None  # why a launch that seemed alive, or a damaged journal, was overridden
-    overrode: tuple[str, ...] = ()  # the damage of the journal that it was started in spite of
     fresh: str | None = None  # why it begins from scratch although the checkpoints of earlier launches are gone
     part: str | None = None
-    preflight: Mapping[str, Any] = NOTHING  # check -> verdict of the quick preflight
-    skipped: tuple[str, ...] = ()
+    preflight: Record = NOTHING  # check -> verdict of the quick preflight
+    skipped: Texts = ()
     accept_change: str | None = None  # why a changed plan is accepted
-    journal_heads: Mapping[str, Any] = NOTHING  # writer -> first digits of the digest of its last line
+    journal_heads: Record = NOTHING  # writer -> first digits of the digest of its last line
     token: str | None = None
     containment: str | None = None
     grace_seconds: float | None = None
@@ -375,7 +228,7 @@ class LaunchStart(JournalEvent, kind=EntryKind.LAUNCH_START):
     base_lr: float | None = None
     start_step: int | None = None
     chain: str | None = None  # the unattended launches that follow one another: one SLURM job, or one `chronicle run`
-    handed: Mapping[str, Any] = NOTHING  # path and step of the checkpoint that the launch was told to resume from
+    handed: Record = NOTHING  # path and step of the checkpoint that the launch was told to resume from
     imported: bool = False
     segment: str | None = None
 
@@ -390,7 +243,7 @@ class LaunchStep(JournalEvent, kind=EntryKind.LAUNCH_STEP):
 class LaunchSettings(JournalEvent, kind=EntryKind.LAUNCH_SETTINGS):
     """Settings of a launch, all that are known from one source; a later entry of the same source replaces an earlier one."""
 
-    values: Mapping[str, Any]
+    values: Record
     source: str = ""  # "the script" (`chronicle.config`), "TrainingArguments", …
 
 
@@ -417,22 +270,19 @@ class LaunchEnd(JournalEvent, kind=EntryKind.LAUNCH_END):
     launcher_code: int | None = None
     stopped_by: str | None = None
     stop_signal: str | None = None
-    ended_processes: Mapping[str, Any] = NOTHING
-    first_to_end: Mapping[str, Any] | None = None
-    tail: tuple[str, ...] = ()
+    ended_processes: Record = NOTHING
+    first_to_end: Record | None = None
+    tail: Texts = ()
     tail_of: str = ""
     log_bytes_lost: int | None = None
-    buffered_ranks: Mapping[str, Any] = NOTHING
     metrics_from: str | None = None
-    latency_tested_ranks: int | None = None
     proposal: str | None = None
     start_step: int | None = None
-    sealed: tuple[Mapping[str, Any], ...] = ()  # path, bytes, sha256 of what the launch wrote
+    sealed: Records = ()  # path, bytes, sha256 of what the launch wrote
     inferred: bool = False  # written later, because the supervisor was gone
     imported: bool = False
-    at_least: bool = False  # `last_step` is a lower bound
-    attempts: tuple[Mapping[str, Any], ...] = ()  # of `torchrun --max-restarts`: attempt, first_step, last_step as logged
-    rhythm: Mapping[str, Any] = NOTHING  # how long it was usually silent between two steps, and what the next launch may expect
+    attempts: Records = ()  # of `torchrun --max-restarts`: attempt, first_step, last_step as logged
+    rhythm: Record = NOTHING  # how long it was usually silent between two steps, and what the next launch may expect
 
 
 class Restarted(JournalEvent, kind=EntryKind.RESTART):
@@ -451,29 +301,29 @@ class Restarted(JournalEvent, kind=EntryKind.RESTART):
 class SealedParts(JournalEvent, kind=EntryKind.EVIDENCE):
     """A log was rotated: the digest of the finished part."""
 
-    sealed: tuple[Mapping[str, Any], ...]
+    sealed: Records
 
 
 class Swept(JournalEvent, kind=EntryKind.SWEEP):
     """Orphans of earlier launches were ended (`chronicle ps --sweep`)."""
 
-    orphans: tuple[Mapping[str, Any], ...]
+    orphans: Records
     killed: Any
-    left: tuple[Any, ...]
+    left: Items
 
 
 class Preflight(JournalEvent, kind=EntryKind.PREFLIGHT):
     """What the preflight inside the ranks found."""
 
     verdict: str
-    checks: tuple[Mapping[str, Any], ...]
-    facts: Mapping[str, Any]
+    checks: Records
+    facts: Record
 
 
 class PlanDeclared(JournalEvent, kind=EntryKind.PLAN):
     """The plan of the run was declared or changed: what later launches are compared with."""
 
-    declared: Mapping[str, Any]
+    declared: Record
     reason: str | None
 
 
@@ -497,16 +347,16 @@ class GuardVerdict(JournalEvent, kind=EntryKind.GUARD_VERDICT):
     mode: str = ""
     basis: str = ""
     verified: bool | None = None  # None: nothing was loaded, so there was nothing to verify
-    checks: tuple[Mapping[str, Any], ...]
-    noted: tuple[Mapping[str, Any], ...] = ()  # name and why: different, and allowed
-    not_compared: tuple[Mapping[str, Any], ...] = ()  # name and why
+    checks: Records
+    noted: Records = ()  # name and why: different, and allowed
+    not_compared: Records = ()  # name and why
     checkpoint: str | None = None  # the directory or file that was loaded
     run_id: str = ""
-    loaded: Mapping[str, Any] = NOTHING  # identity of what was loaded: id, run_id, run, launch, step
+    loaded: Record = NOTHING  # identity of what was loaded: id, run_id, run, launch, step
     contract: str | None = None  # the rollback whose contract this launch met
-    accepted: Mapping[str, Any] = NOTHING
+    accepted: Record = NOTHING
     fresh_start: bool = False
-    carried: tuple[Mapping[str, Any], ...] = ()
+    carried: Records = ()
     start_step: int | None = None
     attempt: int | None = None  # how often torchrun had started the ranks again; None for the first time
 
@@ -548,16 +398,16 @@ class GuardFault(JournalEvent, kind=EntryKind.GUARD_FAULT):
 
     where: str  # what the guard was doing: save, load, first step, step, thread, exit, …
     error: str
-    trace: tuple[str, ...] = ()  # file:line of the innermost frames
+    trace: Texts = ()  # file:line of the innermost frames
     rank: int | None = None
 
 
 class FirstBatchSeen(Words, kind=EntryKind.GUARD_FIRST_BATCH):
     """The first batch of a launch in words (`text`), before its first step."""
 
-    batch: Mapping[str, Any] = NOTHING  # shares, lengths, and rows as parts that are masked, trained or padding
-    findings: tuple[Mapping[str, Any], ...] = ()  # name, text
-    revisions: Mapping[str, Any] = NOTHING  # digests of tokenizer and chat template, commit of the model
+    batch: Record = NOTHING  # shares, lengths, and rows as parts that are masked, trained or padding
+    findings: Records = ()  # name, text
+    revisions: Record = NOTHING  # digests of tokenizer and chat template, commit of the model
 
 
 class LogVerdict(JournalEvent, kind=EntryKind.GUARD_LOG):
@@ -567,7 +417,7 @@ class LogVerdict(JournalEvent, kind=EntryKind.GUARD_LOG):
     moment: str
     basis: str
     rows: int | None
-    checks: tuple[Mapping[str, Any], ...]
+    checks: Records
 
 
 # --- checkpoints -------------------------------------------------------------------------------------------------------
@@ -603,7 +453,7 @@ class Verified(JournalEvent, kind=EntryKind.VERIFIED):
     passes: bool
     files: int | None
     bytes: int | None
-    errors: tuple[Any, ...]  # (check, path, message) of the first few
+    errors: Items  # (check, path, message) of the first few
     num_errors: int | None
 
 
@@ -611,8 +461,8 @@ class Quarantined(JournalEvent, kind=EntryKind.QUARANTINE):
     """Strays, or saves that were cut, are moved out of the checkpoints."""
 
     root: str
-    moves: tuple[Mapping[str, Any], ...]
-    pointers: tuple[Mapping[str, Any], ...] = ()  # that named one of them: path, before, after, is_link
+    moves: Records
+    pointers: Records = ()  # that named one of them: path, before, after, is_link
 
 
 class QuarantineUndone(JournalEvent, kind=EntryKind.QUARANTINE_UNDONE):
@@ -621,17 +471,15 @@ class QuarantineUndone(JournalEvent, kind=EntryKind.QUARANTINE_UNDONE):
     root: str
 
 
-class Pruned(JournalEvent, kind=EntryKind.PRUNE):
+class Pruned(Overriding, kind=EntryKind.PRUNE):
     """Abandoned checkpoints and originals that no undo needs are deleted."""
 
     changed: bool
-    deleted: tuple[str, ...]
-    kept: tuple[Mapping[str, Any], ...]
-    objects: tuple[str, ...]
+    deleted: Texts
+    kept: Records
+    objects: Texts
     bytes: int | None
     root: str
-    force: str | None = None  # why it went on although the run seemed alive or its journal was damaged
-    overrode: tuple[str, ...] = ()  # that damage
 
 
 # --- events and proposals ----------------------------------------------------------------------------------------------
@@ -654,7 +502,7 @@ class Incident(Words, kind=EntryKind.INCIDENT):
     peak_row: int | None = None
     recovered_step: int | None = None
     recovered_row: int | None = None
-    channels: tuple[str, ...] = ()
+    channels: Texts = ()
     cluster: int | None = None
     launch: int | None = None
     excess: float | None = None
@@ -666,7 +514,7 @@ class Incident(Words, kind=EntryKind.INCIDENT):
 class Proposed(JournalEvent, kind=EntryKind.PROPOSAL):
     """A rollback is proposed; `command` None: no checkpoint can be named."""
 
-    events: tuple[Any, ...] = ()
+    events: Items = ()
     cluster: int | None = None
     onset_step: int | None = None
     onset_low_step: int | None = None
@@ -677,9 +525,9 @@ class Proposed(JournalEvent, kind=EntryKind.PROPOSAL):
     lr_scale: float | None = None
     cost_steps: int | None = None
     cost_hours: float | None = None
-    alternatives: tuple[Mapping[str, Any], ...] = ()
-    reasons: tuple[str, ...] = ()
-    exhausted: tuple[str, ...] = ()
+    alternatives: Records = ()
+    reasons: Texts = ()
+    exhausted: Texts = ()
     command: str | None = None
     by_hand: str = ""  # what a person must change too, because the command cannot
     withdrawn: bool = False
@@ -690,13 +538,13 @@ class Replayed(JournalEvent, kind=EntryKind.REPLAY):
 
     verdict: str  # as in `chronicle.replay.verdict`
     why: str = ""
-    evidence: tuple[str, ...] = ()
+    evidence: Texts = ()
     until: int | None = None
     start: int | None = None  # steps completed where the replay began
     checkpoint: str | None = None
-    identity: Mapping[str, Any] = NOTHING  # of that checkpoint, as it carries it
+    identity: Record = NOTHING  # of that checkpoint, as it carries it
     compared: int | None = None  # steps
-    parts: tuple[str, ...] = ()  # of a step that were compared
+    parts: Texts = ()  # of a step that were compared
     replays: int | None = None
     seconds: float | None = None
 
@@ -711,27 +559,27 @@ class StepsRetaken(JournalEvent, kind=EntryKind.RETAKEN):
     first: int | None = None  # the first and the last step that were compared
     last: int | None = None
     ranks: int | None = None  # of which steps were compared
-    parts: tuple[str, ...] = ()  # that were compared in each step of every rank
+    parts: Texts = ()  # that were compared in each step of every rank
     apart_step: int | None = None
     apart_part: str = ""
-    apart_ranks: tuple[Any, ...] = ()
-    hosts: Mapping[str, Any] = NOTHING  # of these ranks: rank -> host then, host now
+    apart_ranks: Items = ()
+    hosts: Record = NOTHING  # of these ranks: rank -> host then, host now
     rise: int | None = None  # onset of an incident of the earlier launch in these steps
     came_again: bool | None = None  # None: nobody can tell
-    changed: tuple[str, ...] = ()  # since that launch
+    changed: Texts = ()  # since that launch
 
 
 class Rehearsed(JournalEvent, kind=EntryKind.REHEARSAL):
     """A script was killed and resumed in scratch directories, and compared with the same script undisturbed."""
 
     verdict: str  # as in `chronicle.rehearse.judge`
-    command: tuple[str, ...] = ()  # with `{out}` and the other places as they were typed
-    resume: tuple[str, ...] = ()
+    command: Texts = ()  # with `{out}` and the other places as they were typed
+    resume: Texts = ()
     signal: str = ""
     at: int | None = None
     to: int | None = None
-    findings: tuple[str, ...] = ()
-    not_compared: tuple[str, ...] = ()
+    findings: Texts = ()
+    not_compared: Texts = ()
     leaves: int | None = None  # values in files that were compared
     logged_values: int | None = None
     git_commit: str | None = None
@@ -743,9 +591,10 @@ class Rehearsed(JournalEvent, kind=EntryKind.REHEARSAL):
 
 def is_of(event: Rehearsed, command: Sequence[str]) -> bool:
     """Whether this is the command of a rehearsal, whatever stands where its `{out}`, `{name}` and `{port}` stood."""
-    return any(
-        len(words) == len(command) and all(map(_is_same, words, command)) for words in (event.command, event.resume)
-    )
+    for words in (event.command, event.resume):
+        if len(words) == len(command) and None not in map(filled_with, words, command):
+            return True
+    return False
 
 
 def filled_with(pattern: str, word: str) -> Mapping[str, str] | None:
@@ -755,16 +604,12 @@ def filled_with(pattern: str, word: str) -> Mapping[str, str] | None:
     return None if found is None else dict(zip(parts[1::2], found.groups(), strict=True))
 
 
-def _is_same(pattern: str, word: str) -> bool:
-    return filled_with(pattern, word) is not None
-
-
 class Autopilot(JournalEvent, kind=EntryKind.AUTOPILOT):
     """What the autopilot decided after a launch."""
 
     step: str  # land, roll-back, undo, halt
     reason: str
-    command: tuple[str, ...]
+    command: Texts
 
 
 # --- transactions ------------------------------------------------------------------------------------------------------
@@ -776,13 +621,13 @@ class RollbackFacts(JournalEvent):
     step: int | None = None
     launch: int | None = None
     parent_launch: int | None = None  # named by the person: beats inference
-    identity: Mapping[str, Any] = NOTHING  # of the target, as it carries it or by its stamp: id, run_id, run, launch, step
+    identity: Record = NOTHING  # of the target, as it carries it or by its stamp: id, run_id, run, launch, step
     plan: str | None = None  # digest of the plan
     lr_ratio: float | None = None
-    sets: Mapping[str, Any] = NOTHING  # fields set by hand
+    sets: Record = NOTHING  # fields set by hand
     base_lr_before: float | None = None
     base_lr_after: float | None = None
-    lrs: tuple[Any, ...] = ()
+    lrs: Items = ()
     accept_unproved: str = ""  # why the LR was edited although its effect was not proved
     edited_fields: int | None = None
     lost_steps: int | None = None
@@ -794,17 +639,20 @@ class RollbackFacts(JournalEvent):
     imported: bool = False
     root: str = ""  # the directory of the checkpoints, or its URL
     entry: str = ""  # name of the target in it
-    store: Mapping[str, Any] = NOTHING  # in an object store: the new prefix, the pointer, what it said and says
+    store: Record = NOTHING  # in an object store: the new prefix, the pointer, what it said and says
 
 
-class RollbackIntent(RollbackFacts, kind=EntryKind.ROLLBACK_INTENT):
-    """A rollback begins. From here on until its receipt no launch starts and no checkpoint is loaded."""
+class Intent(Overriding):
+    """What a transaction writes beside the checkpoints, for its recovery."""
 
     contract_path: str | None = None
-    config_paths: tuple[str, ...] = ()
+    config_paths: Texts = ()
     parent_attributes: Any = None
-    force: str | None = None  # why it was made although the run seemed alive or its journal was damaged
-    overrode: tuple[str, ...] = ()  # that damage
+
+
+class RollbackIntent(RollbackFacts, Intent, kind=EntryKind.ROLLBACK_INTENT):
+    """A rollback begins. From here on until its receipt no launch starts and no checkpoint is loaded."""
+
 
 
 class RollbackReceipt(RollbackFacts, kind=EntryKind.ROLLBACK_RECEIPT):
@@ -817,50 +665,45 @@ class RollbackReceipt(RollbackFacts, kind=EntryKind.ROLLBACK_RECEIPT):
     intent: str | None = None
     source: str = ""  # where the target lay: in `root`, or among abandoned checkpoints
     displaced: bool = False
-    files: tuple[Mapping[str, Any], ...] = ()
-    patched: tuple[Mapping[str, Any], ...] = ()
-    directories: tuple[Any, ...] = ()
-    abandoned: tuple[str, ...] = ()
+    files: Records = ()
+    patched: Records = ()
+    directories: Items = ()
+    abandoned: Texts = ()
     abandoned_dir: str = ""
-    pointers: tuple[Mapping[str, Any], ...] = ()
-    copies: tuple[Mapping[str, Any], ...] = ()
-    configs: tuple[Mapping[str, Any], ...] = ()
-    contract: Mapping[str, Any] | None = None
-    remaining: tuple[str, ...] = ()
-    attributes: Mapping[str, Any] = NOTHING
+    pointers: Records = ()
+    copies: Records = ()
+    configs: Records = ()
+    contract: Record | None = None
+    remaining: Texts = ()
+    attributes: Record = NOTHING
     stamp: str = ""  # of the target from now on, where its identity is known by its stamp alone
 
 
-class UndoIntent(JournalEvent, kind=EntryKind.UNDO_INTENT):
+class UndoFacts(JournalEvent):
+    """Which rollback is undone, the same in the intent and the receipt of its undo."""
+
+    undoes: str = ""
+    undoes_intent: str = ""
+    step: int | None = None
+    root: str = ""
+    entry: str = ""
+
+
+class UndoIntent(UndoFacts, Intent, kind=EntryKind.UNDO_INTENT):
     """The undo of a rollback begins."""
 
-    root: str = ""
-    entry: str = ""
-    contract_path: str | None = None
-    config_paths: tuple[str, ...] = ()
-    parent_attributes: Any = None
-    undoes: str = ""
-    undoes_intent: str = ""
-    step: int | None = None
-    store: Mapping[str, Any] = NOTHING
-    force: str | None = None
-    overrode: tuple[str, ...] = ()  # the damage of the journal that it was made in spite of
+    store: Record = NOTHING
 
 
-class UndoReceipt(JournalEvent, kind=EntryKind.UNDO_RECEIPT):
+class UndoReceipt(UndoFacts, kind=EntryKind.UNDO_RECEIPT):
     """A rollback was taken back; the entry's `refs` name its receipt."""
 
-    undoes: str = ""
-    undoes_intent: str = ""
-    step: int | None = None
     intent: str | None = None
-    root: str = ""
-    entry: str = ""
-    returned: tuple[str, ...] = ()
-    abandoned: tuple[str, ...] = ()
+    returned: Texts = ()
+    abandoned: Texts = ()
     abandoned_dir: str = ""
-    restored: tuple[str, ...] = ()
-    identity: Mapping[str, Any] = NOTHING  # of the checkpoint whose bytes were restored
+    restored: Texts = ()
+    identity: Record = NOTHING  # of the checkpoint whose bytes were restored
     stamp: str = ""
 
 
@@ -879,7 +722,7 @@ class RecoverReceipt(JournalEvent, kind=EntryKind.RECOVER_RECEIPT):
 class Note(Words, kind=EntryKind.NOTE):
     """A person's note."""
 
-    untags: tuple[str, ...] = ()  # tags that the run no longer has
+    untags: Texts = ()  # tags that the run no longer has
     archived: bool | None = None  # whether lists leave the run out from now on
 
 
@@ -903,10 +746,10 @@ class Claim(JournalEvent, kind=EntryKind.CLAIM):
 
     text: str
     verdict: str
-    statements: tuple[Mapping[str, Any], ...]
-    fields: Mapping[str, Any] = NOTHING
-    not_judged: tuple[str, ...] = ()
-    journal_heads: Mapping[str, Any] = NOTHING
+    statements: Records
+    fields: Record = NOTHING
+    not_judged: Texts = ()
+    journal_heads: Record = NOTHING
 
 
 class Hardware(JournalEvent, kind=EntryKind.HARDWARE):
@@ -923,7 +766,7 @@ class Hardware(JournalEvent, kind=EntryKind.HARDWARE):
     key: str | None = None
     action: str | None = None
     reason: str = ""
-    tags: tuple[str, ...] = ()
+    tags: Texts = ()
 
 
 # --- data --------------------------------------------------------------------------------------------------------------
@@ -933,7 +776,7 @@ class DataStart(JournalEvent, kind=EntryKind.DATA_START):
     """The data plan of a launch and where it starts to read."""
 
     first_step: int | None
-    plan: Mapping[str, Any]
+    plan: Record
     plan_hash: str
     segments: Any
 
@@ -966,26 +809,19 @@ class Growth(JournalEvent, kind=EntryKind.GROWTH):
 class Exported(JournalEvent, kind=EntryKind.EXPORT):
     """Exported models, each with its size and held-out loss."""
 
-    rows: tuple[Mapping[str, Any], ...]
+    rows: Records
 
 
 # --- studies -----------------------------------------------------------------------------------------------------------
 
 
 class StudyRegistered(JournalEvent, kind=EntryKind.EXPERIMENT_REGISTER):
-    """A study's plan, written before its first launch; parts of it stand beside it in entries of before December 2026."""
+    """A study's plan, written before its first launch."""
 
     study: str
     profile: str
     plan_hash: str
-    plan: Mapping[str, Any]
-    seeds: Any = None
-    arms: tuple[str, ...] = ()
-    primary: str = ""
-    margin_bpb: float | None = None
-    alpha: float | None = None
-    contrasts: tuple[Any, ...] = ()
-    study_digest: str = ""
+    plan: Record
 
 
 class StudyLaunch(JournalEvent, kind=EntryKind.EXPERIMENT_LAUNCH):
@@ -1006,7 +842,7 @@ class StudyLeg(JournalEvent, kind=EntryKind.EXPERIMENT_LEG):
     leg: int | None
     launch: int | None
     guard: str | None
-    result: Mapping[str, Any]
+    result: Record
 
 
 class StudyStop(JournalEvent, kind=EntryKind.EXPERIMENT_STOP):
@@ -1026,14 +862,14 @@ class StudyReport(JournalEvent, kind=EntryKind.EXPERIMENT_REPORT):
     study: str
     profile: str
     checkpoint: str | None
-    seeds: tuple[Any, ...]
-    verdicts: Mapping[str, Any]
-    stopped: Mapping[str, Any]
-    arms: tuple[Any, ...]
-    questions: tuple[Mapping[str, Any], ...]
-    evidence: tuple[Mapping[str, Any], ...]
-    files: Mapping[str, Any]
-    confounders: tuple[str, ...] = ()  # of imported studies
+    seeds: Items
+    verdicts: Record
+    stopped: Record
+    arms: Items
+    questions: Records
+    evidence: Records
+    files: Record
+    confounders: Texts = ()  # of imported studies
     base: str = ""
 
 
@@ -1054,7 +890,7 @@ def words_of(entry: Entry) -> Words:
 
 def events_of(entries: Iterable[Entry], event: type[E]) -> Iterator[tuple[Entry, E]]:
     """The entries of one kind, each with its value, in their order."""
-    kind = event.KIND.value
+    kind = str(event.KIND)  # not the enum, whose comparison is slower
     return ((entry, event.of(entry)) for entry in entries if entry.kind == kind)
 
 

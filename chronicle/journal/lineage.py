@@ -28,8 +28,6 @@ from chronicle.journal.events import (
     GuardAttached,
     GuardVerdict,
     LaunchEnd,
-    LaunchStart,
-    LaunchStep,
     RollbackReceipt,
     RunFork,
     read,
@@ -92,7 +90,6 @@ class Lineage:
     kept: tuple[Interval, ...] = ()
     launches: tuple[LaunchSpan, ...] = ()
     rollbacks: tuple[RollbackMark, ...] = ()
-    inferred: bool = False  # a parent in it follows from step numbers alone
     unsaid: bool = False  # it was set by a rollback whose target does not say which launch saved it
 
     @property
@@ -106,12 +103,21 @@ class Lineage:
         return self.kept[-1].launch if self.kept else None
 
     @property
+    def inferred(self) -> bool:
+        """Whether a parent in it follows from step numbers alone, or its last rollback does not say whose target it took."""
+        return self.unsaid or any(span.inferred for span in self._concerned)
+
+    @property
     def guessed(self) -> tuple[int, ...]:
         """The launches of the lineage that loaded something, and no guard recorded what; newest last."""
+        return tuple(span.number for span in self._concerned if self.is_guess(span))
+
+    @property
+    def _concerned(self) -> list[LaunchSpan]:
+        """The launches of the lineage, and those after them."""
         kept = {interval.launch for interval in self.kept}
         newest = max(kept, default=0)
-        concerned = (span for span in self.launches if span.number in kept or span.number > newest)
-        return tuple(span.number for span in concerned if self.is_guess(span))
+        return [span for span in self.launches if span.number in kept or span.number > newest]
 
     def is_guess(self, span: LaunchSpan) -> bool:
         """Whether the launch's parent is inferred; the first launch of all, from step 0, has none to infer."""
@@ -224,7 +230,7 @@ def _launch_facts(
         if entry.launch is None or entry.kind not in LAUNCHES:
             continue
         span, event = spans.get(entry.launch) or LaunchSpan(number=entry.launch), read(entry)
-        start = event.start_step if isinstance(event, LaunchStart | LaunchStep | LaunchEnd | GuardVerdict) else None
+        start = getattr(event, "start_step", None)
         if start is not None and span.start_step is None:
             span = replace(span, start_step=max(start, -1))  # -1: its first step was 0
         if isinstance(event, GuardVerdict):
@@ -357,12 +363,12 @@ class _Fold:
         return next((s.number for s in spans if s.has_steps and (s.start_step or 0) < step <= (s.last_step or 0)), None)
 
     def _undo(self, undone: set[str]) -> None:
-        for index in range(len(self.rollbacks) - 1, -1, -1):
-            if self.rollbacks[index][0] in undone:
-                self.kept, self.current = self.rollbacks[index][1], None
-                gone = {receipt for receipt, _ in self.rollbacks[index:]}
+        for place, (receipt, kept) in enumerate(self.rollbacks):
+            if receipt in undone:
+                self.kept, self.current = kept, None
+                gone = {one for one, _ in self.rollbacks[place:]}
                 self.marks = [mark for mark in self.marks if mark.entry_id not in gone]
-                del self.rollbacks[index:]
+                del self.rollbacks[place:]
                 return
 
     def _finish(self) -> None:
@@ -388,23 +394,11 @@ class _Fold:
             kept = kept.older
         intervals.reverse()
         launches = tuple(_mark_abandoned(self.spans, intervals))
-        return Lineage(
-            kept=tuple(intervals),
-            launches=launches,
-            rollbacks=tuple(self.marks),
-            inferred=self.doubt or self._is_inferred(intervals),
-            unsaid=self.doubt,
-        )
+        return Lineage(kept=tuple(intervals), launches=launches, rollbacks=tuple(self.marks), unsaid=self.doubt)
 
     def _counts(self, span: LaunchSpan) -> bool:
         """Whether the newest launch's weights are the present ones: alive, they are what it loaded, even before a step."""
         return span.has_steps or (not span.ended and span.inferred)
-
-    def _is_inferred(self, kept: Iterable[Interval]) -> bool:
-        """Whether a kept launch, or one after them, has no guard that said what it loaded."""
-        launches = {interval.launch for interval in kept}
-        newest = max(launches, default=0)
-        return any(span.inferred for number, span in self.spans.items() if number in launches or number > newest)
 
 
 def _mark(entry_id: str, before: _Link | None, after: _Link | None, step: int) -> RollbackMark:

@@ -41,14 +41,6 @@ class LrLedger(NamedTuple):
         """The line of this launch."""
         return next((line for line in self.lines if line.launch == launch), None)
 
-    def factors(self) -> tuple[float | None, ...]:
-        """Factors in launch order, a repeated one only once: 1 → 0.75 → 0.375."""
-        out: list[float | None] = []
-        for line in self.lines:
-            if not out or out[-1] != line.factor:
-                out.append(line.factor)
-        return tuple(out)
-
 
 def compute_lr_ledger(entries: Iterable[Entry], lineage: Lineage) -> LrLedger:
     """Fold rollbacks and verdicts in journal order."""
@@ -61,7 +53,6 @@ def compute_lr_ledger(entries: Iterable[Entry], lineage: Lineage) -> LrLedger:
 
 _Place = tuple[int | None, int]  # launch, step
 _Told = tuple[float | None, str]  # factor, reason
-_Undoable = tuple[str, int | None, _Place, _Told | None]  # entry, the tip before it, the place it changed and what stood there
 
 
 class _Fold:
@@ -76,7 +67,7 @@ class _Fold:
         self.tip: int | None = None  # the launch whose weights are the present ones
         self.pending: _Told | None = None
         self.first_base: float | None = None
-        self.undoable: list[_Undoable] = []
+        self.before: list[tuple[str, int | None, dict[_Place, _Told]]] = []  # of each rollback: the tip and what was edited
 
     def take(self, entry: Entry) -> None:
         if entry.kind not in FOLDED:
@@ -114,7 +105,7 @@ class _Fold:
 
     def _rollback(self, entry_id: str, receipt: RollbackReceipt, step: int) -> None:
         source = self._source(self.targets.get(entry_id, receipt.parent_launch), step)
-        self.undoable.append((entry_id, self.tip, (source, step), self.edited.get((source, step))))
+        self.before.append((entry_id, self.tip, dict(self.edited)))
         line = None if source is None else self.lines.get(source)
         inside = self.edited.get((source, step), (1.0 if line is None else line.factor, ""))[0]
         self.pending = self._changed(receipt, inside)
@@ -147,12 +138,10 @@ class _Fold:
         return None
 
     def _undo(self, undone: set[str]) -> None:
-        for index in range(len(self.undoable) - 1, -1, -1):
-            if self.undoable[index][0] in undone:
-                self.tip, self.pending = self.undoable[index][1], None
-                while len(self.undoable) > index:
-                    _, _, place, before = self.undoable.pop()
-                    self.edited.pop(place) if before is None else self.edited.update({place: before})
+        for place, (receipt, tip, edited) in enumerate(self.before):
+            if receipt in undone:
+                self.tip, self.edited, self.pending = tip, edited, None
+                del self.before[place:]
                 return
 
 

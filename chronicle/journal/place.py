@@ -13,7 +13,7 @@ Every writing command imports this module. Its values are named tuples, which ar
 import contextlib
 import json
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from enum import StrEnum
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -95,23 +95,11 @@ class Anchors(NamedTuple):
 
     def store(self, value: Any) -> Any:
         """The value with each absolute path below an anchor made relative to it; lists and mappings throughout."""
-        if isinstance(value, str):
-            return self._store_text(value)
-        if isinstance(value, Mapping):
-            return {key: item if key == "anchors" else self.store(item) for key, item in value.items()}
-        if isinstance(value, list | tuple):
-            return [self.store(item) for item in value]
-        return value
+        return _each_text(value, self._store_text)
 
     def resolve(self, value: Any) -> Any:
         """The value with each stored path made absolute again, at the place where the anchors are now."""
-        if isinstance(value, str):
-            return self._resolve_text(value) if value.startswith("@") else value
-        if isinstance(value, Mapping):
-            return {key: self.resolve(item) for key, item in value.items()}
-        if isinstance(value, list):
-            return [self.resolve(item) for item in value]
-        return value
+        return _each_text(value, self._resolve_text)
 
     def _store_text(self, text: str) -> str:
         if text.startswith("/"):
@@ -121,12 +109,25 @@ class Anchors(NamedTuple):
         return "@" + text if _is_stored(text) else text
 
     def _resolve_text(self, text: str) -> str:
+        if not text.startswith("@"):
+            return text
         if text.startswith("@@"):
             return text[1:]
         for name, directory in self._places:
             if text == name or text.startswith(name + "/"):
                 return directory + text[len(name) :]
         return text
+
+
+def _each_text(value: Any, change: Callable[[str], str]) -> Any:
+    """The value with each of its texts changed, except the remark `anchors`."""
+    if isinstance(value, str):
+        return change(value)
+    if isinstance(value, Mapping):
+        return {key: item if key == "anchors" else _each_text(item, change) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_each_text(item, change) for item in value]
+    return value
 
 
 class Root(NamedTuple):

@@ -112,7 +112,7 @@ def _writer_files(directory: Path, problems: list[JournalProblem]) -> list[Path]
     except (FileNotFoundError, NotADirectoryError):
         return []
     except OSError as problem:
-        problems.append(JournalProblem(check="unreadable", path=directory, line=0, message=problem.strerror or str(problem)))
+        problems.append(JournalProblem("unreadable", directory, 0, problem.strerror or str(problem)))
         return []
 
 
@@ -139,46 +139,38 @@ def _read_file(
             for number, raw in enumerate(lines, start=1):
                 if raw[-1:] != b"\n":
                     text = f"last line ends without a newline after {len(raw)} bytes: a write was interrupted"
-                    problems.append(JournalProblem(check="torn-line", path=path, line=number, message=text))
+                    problems.append(JournalProblem("torn-line", path, number, text))
                     break
-                line = raw[:-1]
-                entry, found = check_line(line, prev, seq, broken, names, path, number)
-                problems += found
-                prev, broken = hashlib.sha256(line).hexdigest(), entry is None
-                if entry is not None:
-                    entries.append(entry)
-                    seq = entry.seq + 1
+                line, before_line = raw[:-1], prev
+                prev = hashlib.sha256(line).hexdigest()
+                try:
+                    entry = Entry.from_json(line.decode("utf-8", "strict"))
+                except (JournalError, UnicodeDecodeError) as problem:
+                    problems.append(JournalProblem("bad-line", path, number, str(problem)))
+                    broken = True
+                    continue
+                found = _chain_problems(entry, before_line, seq, broken, names)
+                problems += [JournalProblem(check, path, number, text) for check, text in found]
+                entries.append(entry)
+                seq, broken = entry.seq + 1, False
     except OSError as problem:
         if problem.errno == errno.ESTALE and again:
             del problems[before:]
             return _read_file(path, names, problems, again=False)
-        problems.append(JournalProblem(check="unreadable", path=path, line=number, message=problem.strerror or str(problem)))
+        problems.append(JournalProblem("unreadable", path, number, problem.strerror or str(problem)))
     return entries, prev
 
 
-def check_line(
-    line: bytes, prev: str, seq: int, after_bad_line: bool, names: Container[str], path: Path, number: int
-) -> tuple[Entry | None, list[JournalProblem]]:
-    """The entry of one line (None when it cannot be parsed) and all problems of the line."""
-    try:
-        entry = Entry.from_json(line.decode("utf-8", "strict"))
-    except (JournalError, UnicodeDecodeError) as problem:
-        return None, [JournalProblem(check="bad-line", path=path, line=number, message=str(problem))]
-    return entry, list(_chain_problems(entry, prev, seq, after_bad_line, names, path, number))
-
-
 def _chain_problems(
-    entry: Entry, prev: str, seq: int, after_bad_line: bool, names: Container[str], path: Path, line: int
-) -> Iterator[JournalProblem]:
+    entry: Entry, prev: str, seq: int, after_bad_line: bool, names: Container[str]
+) -> Iterator[tuple[str, str]]:
+    """(check, message) of each place where an entry does not fit the line before it, or the run."""
     if entry.prev != prev and not (after_bad_line and entry.seq == seq):
-        text = f"entry {entry.seq} has prev {entry.prev[:12]}…, but the previous line has the hash {prev[:12]}…"
-        yield JournalProblem(check="broken-chain", path=path, line=line, message=text)
+        yield "broken-chain", f"entry {entry.seq} has prev {entry.prev[:12]}…, but the previous line has the hash {prev[:12]}…"
     if entry.seq != seq and not after_bad_line:
-        text = f"entry number is {entry.seq}: expected {seq}"
-        yield JournalProblem(check="gap", path=path, line=line, message=text)
+        yield "gap", f"entry number is {entry.seq}: expected {seq}"
     if entry.run not in names:
-        text = f"entry belongs to run `{entry.run}`, but this run never had that name"
-        yield JournalProblem(check="foreign-run", path=path, line=line, message=text)
+        yield "foreign-run", f"entry belongs to run `{entry.run}`, but this run never had that name"
 
 
 def _causal(entries: list[Entry]) -> list[Entry]:
@@ -214,7 +206,7 @@ def _duplicates(entries: Iterable[Entry], directory: Path) -> Iterator[JournalPr
         if entry.id in seen:
             text = f"entry id {entry.id} occurs twice"
             path = directory / f"{entry.writer}.jsonl"
-            yield JournalProblem(check="duplicate-id", path=path, line=entry.seq + 1, message=text)
+            yield JournalProblem("duplicate-id", path, entry.seq + 1, text)
         seen.add(entry.id)
 
 
@@ -252,13 +244,13 @@ def check_anchors(paths: RunPaths, journal: Journal, *, quick: bool = False) -> 
             gone = isinstance(problem, FileNotFoundError)
             text = "the file is missing" if gone else problem.strerror or str(problem)
             text = f"{text}; {next(iter(expected.values()))} recorded it"
-            yield JournalProblem(check="chain-cut", path=path, line=0, message=text)
+            yield JournalProblem("chain-cut", path, 0, text)
             continue
         found = {hashlib.sha256(line).hexdigest()[:DIGITS] for line in lines}
         for digest, recorder in expected.items():
             if digest not in found:
                 text = f"the line that {recorder} recorded as the last one was changed or removed"
-                yield JournalProblem(check="chain-cut", path=path, line=0, message=text)
+                yield JournalProblem("chain-cut", path, 0, text)
 
 
 def _recorded_heads(journal: Journal) -> dict[str, dict[str, str]]:
@@ -301,10 +293,10 @@ def find_damage(paths: RunPaths, journal: Journal, *, quick: bool = False) -> tu
     for path in _writer_files(paths.journal_dir, []):
         if path not in said and _is_empty(path):
             text = "the file is empty: a journal file gets its name with its first entry, so it was emptied"
-            found.append(JournalProblem(check="empty-file", path=path, line=0, message=text))
+            found.append(JournalProblem("empty-file", path, 0, text))
     if not journal.entries and not found and _was_written(paths):
         text = "no entry is left, although `run.json` and logged steps show that the run was recorded"
-        found.append(JournalProblem(check="missing", path=paths.journal_dir, line=0, message=text))
+        found.append(JournalProblem("missing", paths.journal_dir, 0, text))
     return tuple(found)
 
 

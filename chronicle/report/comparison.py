@@ -16,7 +16,8 @@ from statistics import median
 from typing import Any, NamedTuple
 
 from chronicle.errors import ChronicleError
-from chronicle.report.lineage_picture import INK, PALETTE, RC
+from chronicle.report.lineage_picture import INK, RC
+from chronicle.report.page_data import PALETTE
 from chronicle.runs import LoggedCurve, Run
 from chronicle.story.launch_settings import as_value
 from chronicle.story.plain import align_columns, format_number, plain
@@ -35,7 +36,7 @@ WIDTH = 40  # letters of a setting's value
 class Member:
     """One run, or one launch of it. `last` and `best`: (step, value); None where there is no such point.
 
-    `launch`: its number; None for a run. `lr`: the newest logged one; `speed`: steps a second; None where not known.
+    `launch`: its number; None for a run. `lr`: the newest logged one. None where it is not known.
     """
 
     name: str
@@ -44,7 +45,8 @@ class Member:
     launches: int
     abandoned: int
     lr: float | None
-    speed: float | None
+    steps_per_second: float | None
+    channel: str
     curve: LoggedCurve
     line: ChannelCurve  # what is compared: its `steps` are steps, or seconds of training
     settings: Mapping[str, Any]
@@ -66,12 +68,8 @@ class Comparison:
 
     def to_json(self) -> dict[str, Any]:
         """The form of `--json`."""
-        runs = [
-            {"name": one.name, "status": one.status, "launch": one.launch, "launches": one.launches,
-             "abandoned": one.abandoned, "lr": one.lr, "steps_per_second": one.speed,
-             "points": len(one.curve), "channel": one.curve.channel, "last": one.last, "best": one.best}
-            for one in self.members
-        ]  # fmt: skip
+        told = ("name", "status", "launch", "launches", "abandoned", "lr", "steps_per_second", "channel", "last", "best")
+        runs = [{"points": len(one.curve), **{name: getattr(one, name) for name in told}} for one in self.members]
         at = [{self.by: place, "values": list(values)} for place, values in self.at]
         settings = [{"name": name, "values": list(values)} for name, values in self.differing]
         return {
@@ -119,15 +117,9 @@ def _curve_of(run: Run, channel: str, launch: int | None) -> LoggedCurve:
     if launch is None:
         return run.curve(channel)
     whole = run.curve(channel, abandoned=True)
-    own = LoggedCurve(whole.channel, [], [], [], [], [])
-    for place, number in enumerate(whole.launch):
-        if number == launch:
-            own.step.append(whole.step[place])
-            own.value.append(whole.value[place])
-            own.launch.append(number)
-            own.time.append(whole.time[place])
-            own.kept.append(whole.kept[place])
-    return own
+    own = [place for place, number in enumerate(whole.launch) if number == launch]
+    columns: list[list[Any]] = [[column[place] for place in own] for column in whole[1:]]
+    return LoggedCurve(whole.channel, *columns)
 
 
 def _spread_of(one: LoggedCurve, other: LoggedCurve) -> Spread | None:
@@ -180,15 +172,11 @@ def arms_of(comparison: Comparison) -> tuple[ComparedArm, ...]:
     arms = []
     for members in found.values():
         first = next(iter(members.values()))
-        name = ", ".join(f"{one}={plain(str(_value_in(comparison, one, first)))[:WIDTH]}" for one in telling[:3])
+        shown = [(one, dict(comparison.differing)[one][first]) for one in telling[:3]]
+        name = ", ".join(f"{one}={plain(str(value))[:WIDTH]}" for one, value in shown)
         values = {seed: value for seed, at in members.items() if (value := last[at]) is not None}
         arms.append(ComparedArm(name, tuple(comparison.members[at].name for at in members.values()), values))
     return tuple(arms) if len(arms) > 1 and all(len(arm.runs) > 1 for arm in arms) else ()
-
-
-def _value_in(comparison: Comparison, setting: str, at: int) -> Any:
-    """The value of a differing setting in the run at this place."""
-    return next(values[at] for name, values in comparison.differing if name == setting)
 
 
 def _member(label: str, run: Run, launch: int | None, curve: LoggedCurve, by: str) -> Member:
@@ -207,7 +195,8 @@ def _member(label: str, run: Run, launch: int | None, curve: LoggedCurve, by: st
         launches=row["launches"] if launch is None else 1,
         abandoned=row["abandoned"] if launch is None else curve.kept.count(False),
         lr=lr.value[-1] if lr.value else None,
-        speed=_speed_of(curve),
+        steps_per_second=_speed_of(curve),
+        channel=curve.channel,
         curve=curve,
         line=ChannelCurve(_seconds(run, curve) if by == "time" else curve.step, curve.time, curve.value),
         settings=run.settings(launch),
@@ -279,7 +268,7 @@ def tell(comparison: Comparison) -> str:
     rows.append(("status", *(one.status for one in members)))
     rows.append(("launches", *(_launches(one) for one in members)))
     rows.append(("lr, last", *(_number(one.lr) for one in members)))
-    rows.append(("steps a second", *(_number(one.speed) for one in members)))
+    rows.append(("steps a second", *(_number(one.steps_per_second) for one in members)))
     rows.append((f"{comparison.channel}, last", *(_point(one.last) for one in members)))
     rows.append((f"{comparison.channel}, best", *(_point(one.best) for one in members)))
     place_words = "  after {} s" if comparison.by == "time" else "  at step {}"

@@ -25,21 +25,14 @@ _Sample = tuple[str, Mapping[str, str], float | None]
 
 def exposition(summaries: Iterable[Mapping[str, Any]]) -> str:
     """The metrics of some runs; each summary is what `chronicle status --json` gives."""
-    lines: list[str] = []
-    for name, found in _by_name(summaries).items():
-        lines += [f"# HELP {name} {GAUGES[name]}", f"# TYPE {name} gauge"]
-        lines += [f"{name}{{{_labels(labels)}}} {_number(value)}" for labels, value in found]
-    return "\n".join(lines) + "\n"
-
-
-def _by_name(summaries: Iterable[Mapping[str, Any]]) -> dict[str, list[tuple[Mapping[str, str], float]]]:
-    """The known samples of each gauge that has one, in the order of the table."""
     samples = [sample for summary in summaries for sample in _samples(summary)]
-    found = {
-        name: [(labels, float(value)) for known, labels, value in samples if known == name and value is not None]
-        for name in GAUGES
-    }
-    return {name: values for name, values in found.items() if values}
+    lines: list[str] = []
+    for name, words in GAUGES.items():
+        known = [(labels, value) for one, labels, value in samples if one == name and value is not None]
+        if known:
+            lines += [f"# HELP {name} {words}", f"# TYPE {name} gauge"]
+            lines += [f"{name}{{{_labels(labels)}}} {_number(float(value))}" for labels, value in known]
+    return "\n".join(lines) + "\n"
 
 
 def _samples(summary: Mapping[str, Any]) -> Iterator[_Sample]:

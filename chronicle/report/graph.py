@@ -13,8 +13,10 @@ was refused or took no step. A stretch is the kept or the abandoned part of a la
 off is cut there. `inferred`: no guard recorded what the launch loaded.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import pairwise
 
 from chronicle.journal import Entry
 from chronicle.journal.events import EntryKind, GuardVerdict, Incident, Preflight, RollbackReceipt, RunFork, words_of
@@ -77,17 +79,11 @@ class Tree:
 
 def tell_stretches(story: Story) -> Tree:
     """The run as a tree; every entry of the journal is in one place of it."""
-    cuts: dict[int, set[int]] = {}
+    cuts: dict[int | None, set[int | None]] = defaultdict(set)  # launch -> the steps at which it is cut
     for launch in story.launches:
-        parent, start = launch.span.parent, launch.span.start_step
-        source = story.launch(parent)
-        if source is not None and start is not None and (source.span.last_step or 0) > start:
-            cuts.setdefault(source.number, set()).add(start)
-    for launch in story.launches:
-        after = launch.span.abandoned_after
-        if after is not None and after > (launch.span.start_step or 0):
-            cuts.setdefault(launch.number, set()).add(after)
-    stretches = [s for launch in story.launches for s in _parts(launch, cuts.get(launch.number, set()), story)]
+        cuts[launch.span.parent].add(launch.span.start_step)
+        cuts[launch.number].add(launch.span.abandoned_after)
+    stretches = [stretch for launch in story.launches for stretch in _parts(launch, cuts[launch.number], story)]
     tree = _with_entries(stretches, story.entries)
     return replace(tree, head=_holding(tree.stretches, story.headline.launch, story.headline.step))
 
@@ -101,27 +97,21 @@ def _is_aside(launch: LaunchStory, story: Story) -> bool:
     return not (may_come and (launch.alive or span.inferred))
 
 
-def _parts(launch: LaunchStory, cuts: set[int], story: Story) -> list[Stretch]:
+def _parts(launch: LaunchStory, cuts: Iterable[int | None], story: Story) -> Iterator[Stretch]:
     start, last = launch.span.start_step or 0, launch.span.last_step
-    inner = sorted(s for s in cuts if start < s and (last is None or s < last))
-    borders = [start, *inner]
     limit = launch.span.abandoned_after
-    out: list[Stretch] = []
-    for part, low in enumerate(borders):
-        closing = part == len(borders) - 1
-        out.append(
-            Stretch(
-                key=(launch.number, part),
-                launch=launch,
-                first=low + 1,
-                last=last if closing else borders[part + 1],
-                abandoned=limit is not None and low >= limit,
-                after=(launch.number, part - 1) if part else None,
-                closing=closing,
-                aside=_is_aside(launch, story),
-            )
+    inner = sorted(step for step in cuts if step is not None and start < step and (last is None or step < last))
+    for part, (low, high) in enumerate(pairwise([start, *inner, last])):
+        yield Stretch(
+            key=(launch.number, part),
+            launch=launch,
+            first=(low or 0) + 1,
+            last=high,
+            abandoned=limit is not None and (low or 0) >= limit,
+            after=(launch.number, part - 1) if part else None,
+            closing=part == len(inner),
+            aside=_is_aside(launch, story),
         )
-    return out
 
 
 def _with_entries(stretches: Sequence[Stretch], entries: Sequence[Entry]) -> Tree:

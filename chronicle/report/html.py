@@ -93,19 +93,17 @@ def _chapter(chapter: Chapter) -> str:
     parts = [f'<article id="{anchor_of(entry.id)}"><h3>{chapter.number}. {html_text(_title(chapter))}</h3>']
     parts.append(f'<p class="soft">{html_text(line)}</p>')
     rows = list(_batch_rows(chapter)) if entry.kind == EntryKind.GUARD_FIRST_BATCH else []
-    parts += [*(rows or _words("", words.text)), *_words("Seen", words.symptom)]
-    for name, sentence in machine_words(entry):
-        parts += _words(name, sentence)
+    parts += rows or [_words("", words.text)]
+    parts += [_words(*said) for said in (("Seen", words.symptom), *machine_words(entry))]
     cells = [[s.get("verdict", "open"), s.get("cause"), s.get("claim"), s.get("test")] for s in words.suspects]
     parts += [html_table(["verdict", "suspect", "claim", "test"], cells)] if cells else []
-    if chapter.action:
-        parts += _words("Action", _action(chapter))
-    parts += _words("Expected", words.expect)
-    if chapter.outcome:
-        parts += _words("Outcome", ": ".join(x for x in (chapter.outcome, chapter.outcome_text) if x))
-    parts += [item for rule in chapter.rules for item in _words("Rule learnt", rule)]
-    parts += _checks(GuardVerdict.view(chapter.data))
-    parts += _evidence([row for row in words.evidence if isinstance(row, Mapping)])
+    outcome = ": ".join(x for x in (chapter.outcome, chapter.outcome_text) if x) if chapter.outcome else ""
+    done = [("Action", _action(chapter)), ("Expected", words.expect), ("Outcome", outcome)]
+    parts += [_words(*said) for said in (*done, *(("Rule learnt", rule) for rule in chapter.rules))]
+    checks = check_rows(GuardVerdict.view(chapter.data))
+    parts += [folded(html_table(CHECK_HEADS, checks), f"{len(checks)} checks")] if checks else []
+    items = [_evidence(row) for row in words.evidence if isinstance(row, Mapping)]
+    parts += ["<ul>", *items, "</ul>"] if items else []
     return "".join(parts) + "</article>"
 
 
@@ -128,34 +126,28 @@ def _batch_part(part: Mapping[str, Any]) -> str:
     return f'<span class="{kept}" title="{html_text(named)}">{html_text(shown)}</span> '
 
 
-def _words(name: str, text: object) -> list[str]:
+def _words(name: str, text: object) -> str:
     if not text:
-        return []
+        return ""
     label = f"<b>{html_text(name)}.</b> " if name else ""
     lines = "\n".join(html_text(line) for line in plain_block(text).split("\n"))
-    return [f'<pre class="text">{label}{lines}</pre>']
+    return f'<pre class="text">{label}{lines}</pre>'
 
 
 def _action(chapter: Chapter) -> str:
+    if not chapter.action:
+        return ""
     target = "" if chapter.to is None else f" to {chapter.to}"
     return f"{chapter.action}{target}" + "".join(f"; {name} {before} → {after}" for name, before, after in chapter.changes)
 
 
-def _checks(verdict: GuardVerdict) -> list[str]:
-    rows = check_rows(verdict)
-    return [folded(html_table(CHECK_HEADS, rows), f"{len(rows)} checks")] if rows else []
-
-
-def _evidence(rows: Sequence[Mapping[str, Any]]) -> list[str]:
-    items = []
-    for row in rows:
-        path, what = str(row.get("path") or ""), str(row.get("what") or "")
-        target, stored = evidence_target(row)
-        named = f"<code>{html_text(path)}</code>"
-        if target and (stored or path.lower().endswith(IMAGES)):
-            named = f'<a href="{html_text(target)}">{html_text(path)}</a>'
-        items.append(f"<li>{html_text(row.get('kind', 'evidence'))}: {named} {html_text(what)}</li>")
-    return [f"<ul>{''.join(items)}</ul>"] if items else []
+def _evidence(row: Mapping[str, Any]) -> str:
+    path = str(row.get("path") or "")
+    target, stored = evidence_target(row)
+    named = f"<code>{html_text(path)}</code>"
+    if target and (stored or path.lower().endswith(IMAGES)):
+        named = f'<a href="{html_text(target)}">{html_text(path)}</a>'
+    return f"<li>{html_text(row.get('kind', 'evidence'))}: {named} {html_text(row.get('what') or '')}</li>"
 
 
 # --- sections and tables ------------------------------------------------------------------------------------------------
@@ -166,27 +158,30 @@ def page_header(story: Story) -> str:
     head, last = story.headline, story.last_launch
     if last is None:
         return '<p class="soft">No launches yet.</p>' + _problems(story)
-    facts = [("step", f"{head.step:,}"), ("loss", format_number(head.loss)), ("LR", format_number(head.lr))]
     line = story.ledger.line(head.launch)
-    is_changed = line is not None and line.factor != 1
-    if line is not None and is_changed:
-        facts.append(("of the first LR", format_factor(line.factor)))
+    factor = 1 if line is None else line.factor
     lost = sum(launch.span.abandoned_steps for launch in story.launches)
-    facts.append(("launches", f"{len(story.launches):,}"))
-    facts += [("steps abandoned", f"{lost:,}")] if lost else []
-    facts.append(("open incidents", f"{len(story.open_matters):,}"))
+    facts = {
+        "step": f"{head.step:,}",
+        "loss": format_number(head.loss),
+        "LR": format_number(head.lr),
+        "of the first LR": "" if factor == 1 else format_factor(factor),
+        "launches": f"{len(story.launches):,}",
+        "steps abandoned": f"{lost:,}" if lost else "",
+        "open incidents": f"{len(story.open_matters):,}",
+    }
     lead = f'<p class="lead">Launch {last.number} {html_text(last.outcome)}'
     when = (last.ended or last.started) if story.is_dated else ""
     lead += f", {html_text(format_when(when))}." if when else "." if story.is_dated else "; its log has no times."
     lead += f' <b class="warn">{html_text(_worst(story))}</b></p>' if story.open_matters else "</p>"
-    shown = ((html_text(name), html_text(value)) for name, value in facts)
-    items = "".join(f'<li data-fact="{name}"><b>{value}</b><span>{name}</span></li>' for name, value in shown)
-    factors = [format_factor(factor) for factor in story.lr_path]
+    known = [(name, html_text(value)) for name, value in facts.items() if value]
+    shown = (f'<li data-fact="{name}"><b>{value}</b><span>{name}</span></li>' for name, value in known)
+    factors = [format_factor(one) for one in story.lr_path]
     path = " → ".join(factors if len(factors) <= MOST_FACTORS else [*factors[:4], "…", *factors[4 - MOST_FACTORS :]])
     doubt = f" · lineage {html_text(story.lineage.doubt)}" if story.lineage.doubt else ""
     told = f'<p class="soft">LR ledger: {html_text(path or "unknown")}{doubt}</p>'
-    ledger = told if doubt or is_changed or len(factors) != 1 else ""
-    return f'{lead}<ul class="facts">{items}</ul>{ledger}' + _problems(story)
+    ledger = told if doubt or factor != 1 or len(factors) != 1 else ""
+    return f'{lead}<ul class="facts">{"".join(shown)}</ul>{ledger}' + _problems(story)
 
 
 def _worst(story: Story) -> str:

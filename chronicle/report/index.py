@@ -8,15 +8,16 @@ once, between its 1st and 99th percentile.
 import math
 import re
 import threading
+import time
 from collections.abc import Callable, Mapping, Sequence
-from datetime import UTC, datetime
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
 from chronicle.errors import ChronicleError
 from chronicle.paths import RunPaths
-from chronicle.report.markup import fill, html_text, own_file, write_page
+from chronicle.report.markup import Raw, fill, html_table, html_text, own_file, write_page
 from chronicle.runs import list_runs, summarize_run
 from chronicle.story.curve import canonical_rows
 from chronicle.story.plain import format_age, format_number, format_size
@@ -34,65 +35,53 @@ BROKEN = ("failed", "unreadable", "crash", "hang", "out of memory", "node lost",
 
 
 def render_index(
-    rows: Sequence[Mapping[str, Any]],
-    sparks: Mapping[str, str],
-    *,
+    found: Sequence[tuple[Mapping[str, Any], str]],
     link: Callable[[str], str],
+    *,
     now: float,
     again_seconds: int | None = None,
 ) -> str:
-    """The page. `rows` as of `chronicle runs`, `sparks` by name, `link(name)` is where a run's page lies.
+    """The page. `found`: rows as of `chronicle runs`, each with its line; `link(name)` is where a run's page lies.
 
     `again_seconds`: a served page is loaded again after so long.
     """
-    kept_away = sum(bool(row.get("archived")) for row in rows)
-    rows = [row for row in rows if not row.get("archived")]
-    ordered = sorted(rows, key=lambda row: (row["status"] != "running", not row.get("incidents"), -_sign(row), row["name"]))
-    running = sum(row["status"] == "running" for row in rows)
-    opened = sum(bool(row.get("incidents")) for row in rows)
-    facts = [("runs", len(rows)), ("running", running), ("with open incidents", opened)]
-    facts += [("archived, not shown", kept_away)] if kept_away else []
+    shown = [(row, spark) for row, spark in found if not row.get("archived")]
+    shown.sort(key=lambda one: (one[0]["status"] != "running", not one[0].get("incidents"), -_sign(one[0]), one[0]["name"]))
+    running = sum(row["status"] == "running" for row, _ in shown)
+    opened = sum(bool(row.get("incidents")) for row, _ in shown)
+    facts = [("runs", len(shown)), ("running", running), ("with open incidents", opened)]
+    facts += [("archived, not shown", len(found) - len(shown))] if len(found) > len(shown) else []
     head = "".join(f"<li><b>{value}</b><span>{name}</span></li>" for name, value in facts)
-    cells = "".join(_row(row, sparks.get(row["name"], ""), link, now) for row in ordered)
-    titles = "".join(f'<th scope="col"{_kind(i)}>{title}</th>' for i, title in enumerate(HEADS))
+    cells = [_row(row, spark, link, now) for row, spark in shown]
     parts = {
         "AGAIN": "" if again_seconds is None else f'<meta http-equiv="refresh" content="{again_seconds}">',
         "CSS": own_file("page.css"),
         "HEAD": f'<ul class="facts">{head}</ul>',
-        "TITLES": titles,
-        "ROWS": cells or f'<tr><td colspan="{len(HEADS)}">No run yet.</td></tr>',
+        "TABLE": html_table(HEADS, cells or [["No run yet."]], numeric=NUMERIC).replace("<table>", '<table id="runs">', 1),
     }
     return fill("page_index.html", parts)
 
 
-def _row(row: Mapping[str, Any], spark: str, link: Callable[[str], str], now: float) -> str:
+def _row(row: Mapping[str, Any], spark: str, link: Callable[[str], str], now: float) -> list[object]:
     name, status = str(row["name"]), str(row["status"])
     tone = "live" if status == "running" else "bad" if status in BROKEN else ""
     title = f' title="{html_text(row["problem"])}"' if row.get("problem") else ""
     linked = html_text(name) if row.get("problem") else f'<a href="{html_text(link(name))}">{html_text(name)}</a>'
     sign = _sign(row)
-    cells: list[str] = [
-        linked,
-        f'<span class="state {tone}"{title}>{html_text(status)}</span>',
-        _text(row.get("step")),
-        html_text(format_number(row.get(VALUES[0]))),
-        spark,
-        html_text(format_number(row.get(VALUES[1]))),
-        _text(row.get("launches")),
-        _text(row.get("abandoned") or None),
-        _text(row.get("incidents") or None),
-        html_text("now" if tone == "live" else f"{format_age(max(0.0, now - sign))} ago") if sign else "",
-        html_text(", ".join(map(str, row.get("tags") or ()))),
+    age = f"{format_age(max(0.0, now - sign))} ago" if sign else ""
+    return [
+        Raw(linked),
+        Raw(f'<span class="state {tone}"{title}>{html_text(status)}</span>'),
+        row.get("step"),
+        format_number(row.get(VALUES[0])),
+        Raw(spark),
+        format_number(row.get(VALUES[1])),
+        row.get("launches"),
+        row.get("abandoned") or None,
+        row.get("incidents") or None,
+        "now" if sign and tone == "live" else age,
+        ", ".join(map(str, row.get("tags") or ())),
     ]
-    return "<tr>" + "".join(f"<td{_kind(i)}>{cell}</td>" for i, cell in enumerate(cells)) + "</tr>"
-
-
-def _kind(index: int) -> str:
-    return ' class="n"' if index in NUMERIC else ""
-
-
-def _text(value: object) -> str:
-    return "" if value is None else html_text(value)
 
 
 def _sign(row: Mapping[str, Any]) -> float:
@@ -155,7 +144,7 @@ class ServedIndex:
         """The index as it is now."""
         with self._lock:
             found = [_look(paths, self._line) for paths in self.runs()]
-        return _index(found, lambda run: f"runs/{quote(run)}/", again_seconds=AGAIN_SECONDS)
+        return render_index(found, lambda run: f"runs/{quote(run)}/", now=time.time(), again_seconds=AGAIN_SECONDS)
 
     def _line(self, paths: RunPaths) -> str:
         mark = self._mark(paths)
@@ -172,12 +161,6 @@ def _look(paths: RunPaths, line: Callable[[RunPaths], str]) -> tuple[dict[str, A
         return {"name": paths.run, "status": "unreadable", "problem": str(problem), "tags": []}, ""
 
 
-def _index(found: Sequence[tuple[dict[str, Any], str]], link: Callable[[str], str], again_seconds: int | None = None) -> str:
-    sparks = {str(row["name"]): spark for row, spark in found}
-    now = datetime.now(UTC).timestamp()
-    return render_index([row for row, _ in found], sparks, link=link, now=now, again_seconds=again_seconds)
-
-
 def write_site(logs: Path, out: Path, *, page: Callable[[RunPaths], str]) -> list[dict[str, Any]]:
     """Write `index.html`, `runs/NAME.html` for each run of `logs`, and what these pages attach, into `out`; return the rows.
 
@@ -190,7 +173,7 @@ def write_site(logs: Path, out: Path, *, page: Callable[[RunPaths], str]) -> lis
         return line
 
     found = [_look(paths, written) for paths in list_runs(logs)]
-    write_page(out / "index.html", _index(found, lambda run: f"runs/{quote(run)}.html"))
+    write_page(out / "index.html", render_index(found, lambda run: f"runs/{quote(run)}.html", now=time.time()))
     return [row for row, _ in found]
 
 

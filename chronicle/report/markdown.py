@@ -5,7 +5,7 @@ Newest last, one sentence a line, numbers aligned to the right, images by relati
 """
 
 import hashlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from chronicle.journal import Entry
@@ -19,12 +19,12 @@ from chronicle.journal.events import (
     StepsRetaken,
     StudyReport,
     Words,
+    read,
 )
 from chronicle.journal.place import describe_parent
 from chronicle.report.markup import Raw, anchor_of, evidence_target, markdown_line, markdown_table, markdown_text
 from chronicle.story.assemble import LaunchStory, Story
 from chronicle.story.chapters import Chapter, tell_chapters
-from chronicle.story.matters import event_of
 from chronicle.story.plain import format_age, format_factor, format_number, format_when, plain
 
 LINEAGE_PICTURE = "plots/lineage.png"
@@ -32,16 +32,9 @@ CHECK_HEADS = ("check", "expected", "found", "where")
 ARM_HEADS = ("arm", "name", "restarts", "data")
 MARKS = {"supported": "☑", "refuted": "☒"}
 IMAGES = (".png", ".jpg", ".jpeg", ".gif", ".svg", ".webp")
-# Fields and kinds that a paragraph shows; the other fields of other kinds are listed by name
+# Fields that a paragraph shows; the other fields are listed by name, except of `TOLD_KINDS`
 TOLD = frozenset(
     (*(field.key for field in Words.FIELDS.values()), "arms", "questions", "confounders", "base", "event", "checks")
-)
-TOLD_KINDS = frozenset(
-    (
-        *(EntryKind.INCIDENT, EntryKind.PROPOSAL, EntryKind.ROLLBACK_RECEIPT, EntryKind.UNDO_RECEIPT),
-        *(EntryKind.GUARD_VERDICT, EntryKind.EXPERIMENT_REPORT, EntryKind.REPLAY),
-        *(EntryKind.REHEARSAL, EntryKind.RETAKEN),
-    )
 )
 
 
@@ -49,17 +42,9 @@ TOLD_KINDS = frozenset(
 
 
 def machine_words(entry: Entry) -> Iterator[tuple[str, str]]:
-    """(name of the paragraph, sentence) for a detector's incident or a proposal; nothing for other entries."""
-    if entry.kind == EntryKind.INCIDENT:
-        yield from _incident(event_of(entry))
-    elif entry.kind == EntryKind.PROPOSAL:
-        yield from _proposal(Proposed.of(entry))
-    elif entry.kind == EntryKind.REPLAY:
-        yield from _replay(Replayed.of(entry))
-    elif entry.kind == EntryKind.RETAKEN:
-        yield from _retaken(StepsRetaken.of(entry))
-    elif entry.kind == EntryKind.REHEARSAL:
-        yield from _rehearsal(Rehearsed.of(entry))
+    """(name of the paragraph, sentence) of what a program measured or compared; nothing for other entries."""
+    if entry.kind in TELLERS:
+        yield from TELLERS[entry.kind](read(entry))
 
 
 def check_rows(verdict: GuardVerdict) -> list[list[object]]:
@@ -133,6 +118,21 @@ def _proposal(proposed: Proposed) -> Iterator[tuple[str, str]]:
     if others:
         words = (f"to {x.get('step')} of launch {x.get('launch')} ({x.get('cost_steps')} steps)" for x in others)
         yield "Alternatives", "; ".join(words)
+
+
+TELLERS: Mapping[str, Callable[[Any], Iterator[tuple[str, str]]]] = {
+    EntryKind.INCIDENT: _incident,
+    EntryKind.PROPOSAL: _proposal,
+    EntryKind.REPLAY: _replay,
+    EntryKind.RETAKEN: _retaken,
+    EntryKind.REHEARSAL: _rehearsal,
+}
+TOLD_KINDS = frozenset(
+    (
+        *TELLERS,
+        *(EntryKind.ROLLBACK_RECEIPT, EntryKind.UNDO_RECEIPT, EntryKind.GUARD_VERDICT, EntryKind.EXPERIMENT_REPORT),
+    )
+)
 
 
 # --- one chapter --------------------------------------------------------------------------------------------------------
@@ -391,7 +391,7 @@ def _costs(story: Story, chapters: Sequence[Chapter], lost_seconds: Mapping[str,
             seconds.append(took)
     if rows:
         known = [one for one in seconds if one is not None]
-        rows.append(("all", None, None, steps, format_lost(sum(known) if len(known) == len(rows) else None)))
+        rows.append(("all", None, None, steps, format_lost(sum(known) if known == seconds else None)))
         yield "## What the rollbacks cost\n"
         yield markdown_table(["rollback", "from", "to", "steps lost", "time lost"], rows, numeric=(1, 2, 3, 4))
         yield ""

@@ -31,19 +31,20 @@ def markdown_line(text: object) -> str:
     return re.sub(r"^(\s*)([#>+-]|\d+[.)])(?=\s|$|#)", r"\1\\\2", "".join(out))
 
 
-def markdown_cell(text: object) -> str:
-    """One cell of a table: pipes escaped, code or not."""
-    return markdown_line(text).replace("|", "\\|")
-
-
 def markdown_table(heads: Sequence[str], rows: Iterable[Sequence[object]], *, numeric: Sequence[int] = ()) -> str:
     """A table. Cells are escaped, except those of type `Raw`."""
     rule = "|".join("--:" if index in numeric else "---" for index in range(len(heads)))
     lines = [f"| {' | '.join(heads)} |", f"|{rule}|"]
     for row in rows:
-        cells = (cell.markup if isinstance(cell, Raw) else markdown_cell("" if cell is None else cell) for cell in row)
-        lines.append(f"| {' | '.join(cells)} |")
+        lines.append(f"| {' | '.join(map(_markdown_cell, row))} |")
     return "\n".join(lines)
+
+
+def _markdown_cell(cell: object) -> str:
+    """Pipes escaped, in code or not."""
+    if isinstance(cell, Raw):
+        return cell.markup
+    return "" if cell is None else markdown_line(cell).replace("|", "\\|")
 
 
 def markdown_text(text: object) -> str:
@@ -119,9 +120,9 @@ def html_table(heads: Sequence[str], rows: Iterable[Sequence[object]], *, numeri
     def cell(tag: str, index: int, value: object) -> str:
         kind = ' class="n"' if index in numeric else ""
         inner = value.markup if isinstance(value, Raw) else html_text("" if value is None else value)
-        return f"<{tag}{kind}>{inner}</{tag}>"
+        return f"<{tag}{kind}>{inner}</{tag[:2]}>"
 
-    head = "".join(cell("th", i, h) for i, h in enumerate(heads))
+    head = "".join(cell('th scope="col"', i, h) for i, h in enumerate(heads))
     body = "".join("<tr>" + "".join(cell("td", i, v) for i, v in enumerate(row)) + "</tr>" for row in rows)
     return f'<div class="wide"><table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>'
 

@@ -12,7 +12,6 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from chronicle.journal import Entry
-from chronicle.report.lineage_picture import PALETTE
 from chronicle.report.markup import anchor_of
 from chronicle.story.assemble import LaunchStory, Story
 from chronicle.story.learning import ResumeWindow, resume_windows, would_have_resumed_at
@@ -32,6 +31,9 @@ from chronicle.story.series import (
 )
 from rollback.channels import Role, find_channel, is_health, is_held_out, role_of
 
+# Of launches: neither red (an incident) nor violet (hardware) nor grey (abandoned). Neighbours, and the first four among them,
+# are 16 or more apart (CIE76) for normal, protan, deutan and tritan sight (Machado 2009), and 10 or more from the red
+PALETTE = ("#2f6fb0", "#d9822b", "#3c9a5f", "#72591d", "#1c5fc4", "#5c99d6", "#6aa117", "#1d7225", "#4ea6bc", "#a98560")
 CARDS, FEW_CARDS = 24, 6  # notices have a card only where there are fewer than so many others
 CARD_BUCKETS = 120
 POINTS = 8_000  # of one channel over all launches: finer than a screen, fast as SVG; 40 channels are below 5 MB
@@ -123,9 +125,11 @@ def short(value: float) -> float | int | None:
 # --- curves -------------------------------------------------------------------------------------------------------------
 
 
-def channel_curves(story: Story, series: Sequence[LaunchSeries], name: str) -> list[dict[str, Any]]:
+Parts = Mapping[int, tuple[ChannelCurve, ChannelCurve]]  # the kept and the abandoned part of a channel, by launch
+
+
+def channel_curves(parts: Parts) -> list[dict[str, Any]]:
     """One row per launch that logged the channel: its `kept`, `gone` (abandoned) and `drift` (smoothed) curves."""
-    parts = cut(story, series, name)
     total = max(1, sum(len(kept.steps) + len(gone.steps) for kept, gone in parts.values()))
     kept = _thinned({launch: both[0] for launch, both in parts.items()}, total)
     gone = _thinned({launch: both[1] for launch, both in parts.items()}, total)
@@ -139,8 +143,8 @@ def channel_curves(story: Story, series: Sequence[LaunchSeries], name: str) -> l
     return rows
 
 
-def cut(story: Story, series: Sequence[LaunchSeries], name: str) -> dict[int, tuple[ChannelCurve, ChannelCurve]]:
-    """The kept and the abandoned part of a channel, by launch."""
+def cut(story: Story, series: Sequence[LaunchSeries], name: str) -> Parts:
+    """A channel in its two parts."""
     parts = {}
     for launch in series:
         curve, told = launch.channels.get(name), story.launch(launch.launch)
@@ -174,6 +178,7 @@ def build_page_data(
 ) -> dict[str, Any]:
     """All data of the page. Text is plain: the script sets it as text, not as markup."""
     names, clocks = _names(series), tell_clocks(story, series)
+    parts = {name: cut(story, series, name) for name in names}
     return {
         "v": 1,
         "run": plain(story.run),
@@ -183,12 +188,12 @@ def build_page_data(
         "channels": names,
         "launches": [_launch(story, launch) for launch in story.launches],
         "every": math.ceil(len(story.launches) / MOST_BRANCHES) or 1,
-        "curves": {name: channel_curves(story, series, name) for name in names},
+        "curves": {name: channel_curves(parts[name]) for name in names},
         "clocks": [_clock(c) for c in clocks],
         "flopsEstimated": flops_are_estimated(series),
         "parent": _parent(parent, names),
-        "ranges": {name: _range(story, series, name, parent) for name in names},
-        "spread": [name for name in names if _spreads(series, name)],
+        "ranges": {name: _range(parts[name], name, parent) for name in names},
+        "spread": [name for name in names if _spreads(parts[name])],
         "rollbacks": _rollbacks(story, lost_seconds),
         "restarts": _restarts(story),
         "incidents": [incident_row(matter) for matter in story.matters],
@@ -253,9 +258,12 @@ def _parent(parent: ParentSeries | None, names: Iterable[str]) -> dict[str, Any]
     return {"name": parent.name, "words": parent.words, "curves": curves}
 
 
-def _range(story: Story, series: Sequence[LaunchSeries], name: str, parent: ParentSeries | None) -> list[float]:
-    parts = cut(story, series, name).values()
-    kept, gone = ([v for both in parts for v in both[side].values] for side in (0, 1))
+def _values(parts: Parts, side: int) -> list[float]:
+    return [value for both in parts.values() for value in both[side].values]
+
+
+def _range(parts: Parts, name: str, parent: ParentSeries | None) -> list[float]:
+    kept, gone = _values(parts, 0), _values(parts, 1)
     kept += parent.channels[name].values if parent is not None and name in parent.channels else []
     if role_of(name) is Role.LR:  # not clipped: an abandoned LR was often the reason for a rollback
         top = max((v for v in (*kept, *gone) if math.isfinite(v)), default=1.0)
@@ -263,10 +271,9 @@ def _range(story: Story, series: Sequence[LaunchSeries], name: str, parent: Pare
     return list(shown_range(kept, gone))
 
 
-def _spreads(series: Sequence[LaunchSeries], name: str) -> bool:
+def _spreads(parts: Parts) -> bool:
     """Whether a linear axis would show one part of the channel only: the highest is 1,000 times the middle, or more."""
-    curves = [one.channels[name].values for one in series if name in one.channels]
-    values = sorted(value for curve in curves for value in curve if math.isfinite(value))
+    values = sorted(value for value in (*_values(parts, 0), *_values(parts, 1)) if math.isfinite(value))
     return bool(values) and values[0] > 0 and values[-1] >= SPREAD * values[len(values) // 2]
 
 

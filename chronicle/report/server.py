@@ -24,9 +24,10 @@ from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
-from urllib.parse import parse_qs, quote, unquote, urlsplit
+from urllib.parse import parse_qs, unquote, urlsplit
 
 from chronicle.errors import UsageProblem
+from chronicle.launch.output import LineTail
 from chronicle.metrics.log import Point, parse_line
 from chronicle.paths import RunPaths
 from chronicle.report.gauges import CONTENT_TYPE, exposition
@@ -83,30 +84,27 @@ class LogGrowth:
     """What a listener has not seen yet: the points of one log that has only grown, or that the story is to be told again."""
 
     def __init__(self, paths: RunPaths) -> None:
-        self.seen = fingerprint(paths)
         self._paths = paths
-        self._read = {path: _whole_lines(path, size) for path, (size, _) in self.seen.items() if path.name == "metrics.jsonl"}
+        self._start()
+
+    def _start(self) -> None:
+        """From here on; a line that is not whole yet counts as new."""
+        self.seen = fingerprint(self._paths)
+        logs = [(path, size) for path, (size, _) in self.seen.items() if path.parent.name.isdigit()]
+        self._tails = {path: LineTail(path, offset=_whole_lines(path, size)) for path, size in logs}
 
     def look(self) -> tuple[int, list[Point]] | Literal["story"] | None:
         """(launch, points) that were logged since the last look; "story" for a change of another kind, None for no change."""
         now = fingerprint(self._paths)
         if now == self.seen:
             return None
-        changed = [path for path in {*now, *self.seen} if now.get(path) != self.seen.get(path)]
+        path, *others = [path for path in {*now, *self.seen} if now.get(path) != self.seen.get(path)]
+        tail, (size, _) = self._tails.get(path), now.get(path, (0, 0))
+        if others or tail is None or not tail.offset <= size <= tail.offset + MOST_READ:
+            self._start()
+            return "story"
         self.seen = now
-        if len(changed) != 1 or (path := changed[0]) not in self._read or path not in now or not path.parent.name.isdigit():
-            self._read |= {path: _whole_lines(path, look[0]) for path, look in now.items() if path.name == "metrics.jsonl"}
-            return "story"
-        begin, end = self._read[path], now[path][0]
-        if not begin <= end <= begin + MOST_READ:
-            self._read[path] = _whole_lines(path, end)
-            return "story"
-        with open(path, "rb") as log:
-            log.seek(begin)
-            block = log.read(end - begin)
-        whole = block[: block.rfind(b"\n") + 1]
-        self._read[path] = begin + len(whole)
-        points = [point for line in whole.splitlines() if (point := parse_line(line)) is not None]
+        points = [point for line in tail.read() if (point := parse_line(line)) is not None]
         return (int(path.parent.name), points) if points else None
 
 
@@ -210,8 +208,8 @@ class LiveServer(ThreadingHTTPServer):
         self.streams = threading.BoundedSemaphore(STREAMS)
         self.index = index
         self._makers = makers
-        self._list = runs if callable(runs) else None
-        self._sites = {} if callable(runs) else {"": RunSite(runs, makers)}
+        self._list = runs if callable(runs) else lambda: (runs,)
+        self._sites: dict[str, RunSite] = {}
         self._lock = threading.Lock()
 
     @property
@@ -221,26 +219,21 @@ class LiveServer(ThreadingHTTPServer):
 
     def sites(self) -> list[RunSite]:
         """Every run that is served now."""
-        if self._list is None:
-            return list(self._sites.values())
-        found = (self.find(f"/runs/{quote(paths.run, safe='')}/") for paths in self._list())
-        return [one[0] for one in found if one is not None]
+        return [self._site(paths) for paths in self._list()]
 
     def find(self, path: str) -> tuple[RunSite, str] | None:
         """The run that a path belongs to, and the rest of the path; None where it belongs to none."""
-        if self._list is None:
-            return self._sites[""], path
+        if self.index is None:
+            return self.sites()[0], path
         found = OF_A_RUN.fullmatch(path)
-        if found is None:
+        known = {paths.run: paths for paths in self._list()}  # a path of a request leads nowhere else
+        if found is None or unquote(found[1]) not in known:
             return None
-        name = unquote(found[1])
+        return self._site(known[unquote(found[1])]), found[2]
+
+    def _site(self, paths: RunPaths) -> RunSite:
         with self._lock:
-            if name not in self._sites:  # only what the directory lists: a path of a request leads nowhere else
-                known = {one.run: one for one in self._list()}
-                if name not in known:
-                    return None
-                self._sites[name] = RunSite(known[name], self._makers)
-            return self._sites[name], found[2]
+            return self._sites.setdefault(paths.run, RunSite(paths, self._makers))
 
     def handle_error(self, request: object, client_address: object) -> None:
         """Ignore connections that the browser closed; report other errors."""

@@ -52,7 +52,7 @@ def test_fifty_runs_are_a_small_page() -> None:
     names = [f"<b>run {n}</b>" for n in range(50)]
     common = {"status": "running", "step": 10, "loss": 2.0, "lr": 1e-3, "launches": 3, "abandoned": 0, "tags": ["a"]}
     rows = [{"name": name, "started": "2026-11-01T00:00:00+00:00", "ended": None, **common} for name in names]
-    page = render_index(rows, dict.fromkeys(names, _drawn(values)), link=lambda name: "x", now=1.8e9)
+    page = render_index([(row, _drawn(values)) for row in rows], lambda name: "x", now=1.8e9)
     assert len(page.encode()) < 500_000 and page.count("<svg") == 50 and "<b>run" not in page
 
 

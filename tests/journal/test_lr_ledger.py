@@ -1,5 +1,6 @@
 """The LR ledger: the factors of the seed, and what an undo, a crash before the first save, and a wrong LR do to them."""
 
+from itertools import groupby
 from pathlib import Path
 
 from chronicle.journal import compute_lineage, read_journal
@@ -17,8 +18,13 @@ def launch(story: StoryRun, number: int, start: int, last: int) -> None:
     story.end(number, last)
 
 
+def factors(told: LrLedger) -> list[float | None]:
+    """In launch order, a repeated one once."""
+    return [factor for factor, _ in groupby(line.factor for line in told.lines)]
+
+
 def test_the_toy_run_trains_at_half_after_its_rollback(tmp_path: Path) -> None:
-    assert ledger(toy_run(tmp_path)).factors() == (1.0, 0.5)
+    assert factors(ledger(toy_run(tmp_path))) == [1.0, 0.5]
 
 
 def wrong_lr(run: StoryRun, launch: int, step: int) -> None:
@@ -68,7 +74,7 @@ def test_a_stated_base_lr_repairs_the_ledger_after_a_bug(tmp_path: Path) -> None
     launch(run, 3, 110, 140)
     run.rollback(130, 0.5)
     launch(run, 4, 130, 150)
-    assert ledger(run).factors() == (1.0, None, 0.375, 0.1875)
+    assert factors(ledger(run)) == [1.0, None, 0.375, 0.1875]
 
 
 def test_a_crash_before_the_first_save_restarts_from_the_edited_checkpoint(tmp_path: Path) -> None:

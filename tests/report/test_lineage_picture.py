@@ -1,12 +1,13 @@
 """The picture: same bytes for the same story, the abandoned part grey, no line across a launch's border."""
 
 import math
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from chronicle.report.lineage_picture import GREY, PALETTE, _curve, _Strokes, draw_lineage
-from chronicle.report.page_data import build_page_data
+from chronicle.report.lineage_picture import GREY, _of_panels, draw_lineage
+from chronicle.report.page_data import PALETTE, build_page_data
 from chronicle.story import read_story
 from chronicle.story.learning import would_have_resumed_at
 from chronicle.story.series import ChannelCurve, read_series, robust_range, thin
@@ -60,18 +61,17 @@ def test_the_same_story_gives_the_same_picture(tmp_path: Path) -> None:
     assert first == second
 
 
-def test_the_abandoned_part_is_a_line_of_its_own_in_grey(tmp_path: Path) -> None:
+def test_the_abandoned_part_is_a_line_of_its_own_in_grey(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from matplotlib.figure import Figure
 
+    drawn = []
+    monkeypatch.setattr(Figure, "savefig", lambda figure, *args, **how: drawn.append(figure))
     paths = toy_run(tmp_path).paths
-    story, axes = read_story(paths), Figure().subplots()
-    strokes = _Strokes()
-    _curve(strokes, axes, story.launches[0], read_series(paths, [1])[0].channels["loss"], 900, dots=False)
-    strokes.draw()
-    kept, abandoned = axes.lines
-    assert list(kept.get_xdata()) == [1, 2, 3, 4, 5]
-    assert list(abandoned.get_xdata()) == [6, 7, 8, 9, 10]
-    assert abandoned.get_color() == GREY and kept.get_color() != GREY
+    draw_lineage(read_story(paths), read_series(paths, [1, 2]), tmp_path / "toy.png")
+    lines = {tuple(line.get_xdata()): line.get_color() for line in drawn[0].axes[1].lines}
+    assert lines[1, 2, 3, 4, 5] == PALETTE[0]
+    assert lines[6, 7, 8, 9, 10] == GREY
+    assert lines[6, 7, 8] == PALETTE[1]
 
 
 def test_a_refused_launch_stands_where_the_rollback_before_it_went(tmp_path: Path) -> None:
@@ -123,3 +123,11 @@ def test_many_launches_are_few_artists_and_few_marks(tmp_path: Path, monkeypatch
     assert max(len(axes.lines) for axes in seen[0].axes) < 240
     kept_steps = {step for line in seen[0].axes[1].lines for step in line.get_xdata() if line.get_color() != GREY}
     assert {1, 7 * 299 + 10} <= kept_steps
+
+
+def test_a_launch_that_names_its_loss_otherwise_is_drawn(tmp_path: Path) -> None:
+    paths = toy_run(tmp_path / "a").paths
+    first, second = read_series(paths, [1, 2])
+    renamed = replace(second, channels={"train/loss": second.channels["loss"]})
+    shown = _of_panels([first, renamed])
+    assert shown[1].channels["loss"] == second.channels["loss"]
