@@ -210,7 +210,8 @@ def _marks(panels: _Panels, data: Data) -> None:
             for axes in (panels.loss,) if marker else (panels.loss, panels.lr):
                 axes.axvline(step, color=colour, linewidth=0.8, linestyle=dashes, alpha=0.35 if marker else 0.8, zorder=1)
         look = {"marker": marker, "linestyle": "none", "markersize": 6, "color": colour, "clip_on": False, "zorder": 6}
-        panels.loss.plot(steps, [1.015] * len(steps), transform=transform, **look)
+        if marker and steps:  # an empty line that is not clipped would take room below the panel
+            panels.loss.plot(steps, [1.015] * len(steps), transform=transform, **look)
 
 
 def _words(panels: _Panels, data: Data, story: Story) -> None:
@@ -230,7 +231,8 @@ def _words(panels: _Panels, data: Data, story: Story) -> None:
             style = "none" if marker else dashes
             handles.append(Line2D([], [], color=colour, linestyle=style, marker=marker, linewidth=1, label=label))
     place = {"transform": panels.loss.transAxes, "va": "bottom", "fontsize": 8, "color": "#555b64", "zorder": 7}
-    panels.loss.text(0.006, 0.05, "\n".join(remarks), **place)
+    if remarks:
+        panels.loss.text(0.006, 0.05, "\n".join(remarks), **place)
     panels.lr.legend(handles=handles, loc="lower right", bbox_to_anchor=(1, 1.01), ncols=6, frameon=False, fontsize=8)
     _factors(panels.lr, data)
 

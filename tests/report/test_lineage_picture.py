@@ -72,6 +72,9 @@ def test_the_abandoned_part_is_a_line_of_its_own_in_grey(tmp_path: Path, monkeyp
     assert lines[1, 2, 3, 4, 5] == PALETTE[0]
     assert lines[6, 7, 8, 9, 10] == GREY
     assert lines[6, 7, 8] == PALETTE[1]
+    drawn[0].draw_without_rendering()
+    loss, tree = (axes.get_position() for axes in drawn[0].axes[1:])
+    assert 0 < loss.y0 - tree.y1 < 0.05, "no panel takes room that nothing stands in"
 
 
 def test_a_refused_launch_stands_where_the_rollback_before_it_went(tmp_path: Path) -> None:
