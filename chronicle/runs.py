@@ -111,16 +111,16 @@ class Run:
         rows = canonical_rows(self.paths, self.lineage, abandoned=True)
         return tuple(dict.fromkeys(name for row in rows for name in row.values))
 
-    def curve(self, channel: str = "loss", *, abandoned: bool = False) -> LoggedCurve:
-        """One channel over the lineage, each step once; with `abandoned`, every point of every launch.
+    def curve(self, channel: str = "loss", *, abandoned: bool = False, launch: int | None = None) -> LoggedCurve:
+        """One channel over the lineage, each step once; with `abandoned`, every point of every launch, or of one `launch`.
 
         A name that was not logged may name a role: `loss` finds `train/loss`, where that is the run's training loss.
         Raises `ChronicleError`, which lists the channels, for any other name.
         """
         found = LoggedCurve(channel, [], [], [], [], [])
-        for row in canonical_rows(self.paths, self.lineage, abandoned=abandoned):
+        for row in canonical_rows(self.paths, self.lineage, abandoned=abandoned or launch is not None):
             value = row.values.get(channel)
-            if value is not None:
+            if value is not None and launch in (None, row.launch):
                 found.step.append(row.step)
                 found.value.append(value)
                 found.launch.append(row.launch)
@@ -137,7 +137,7 @@ class Run:
         if other is None:
             some = ", ".join(f"`{name}`" for name in self.channels[:12]) or "none"
             raise ChronicleError(f"run `{self.name}` has no channel `{channel}`: logged are {some}", "name one of them")
-        return self.curve(other, abandoned=abandoned)
+        return self.curve(other, abandoned=abandoned, launch=launch)
 
     def settings(self, launch: int | None = None) -> dict[str, Any]:
         """The flat settings of a launch, of the last one by default: arguments, recorded settings, code and host."""

@@ -71,7 +71,7 @@ def write_report(
     target = out or settings.paths.report_html
     write_page(target, page)
     data = {"run": settings.run, "path": str(target), "bytes": len(page.encode()), "launches": len(story.launches)}
-    return CommandResult(text=str(target), data=data)
+    return CommandResult(lines=str(target), data=data)
 
 
 def _write_site(logs: Path | None, out: Path) -> CommandResult:
@@ -91,7 +91,7 @@ def _write_site(logs: Path | None, out: Path) -> CommandResult:
     unread = [row for row in rows if row.get("problem")]
     talk = tuple(f"{row['name']} has no page: {row['problem']}" for row in unread)
     data = {"runs": [row["name"] for row in rows], "unreadable": [row["name"] for row in unread]}
-    return CommandResult(text=str(out / "index.html"), data={"path": str(out / "index.html"), **data}, talk=talk)
+    return CommandResult(lines=str(out / "index.html"), data={"path": str(out / "index.html"), **data}, talk=talk)
 
 
 # --- chronicle report --markdown
@@ -109,7 +109,7 @@ def _write_markdown(at: InRun, *, check: bool, plots: bool) -> CommandResult:
     write_page(paths.chronicle_md, text)
     talk = _draw(story, paths) if picture and plots else ()
     data = {"run": settings.run, "path": str(paths.chronicle_md), "entries": len(story.entries), "picture": picture}
-    return CommandResult(text=str(paths.chronicle_md), data=data, talk=talk)
+    return CommandResult(lines=str(paths.chronicle_md), data=data, talk=talk)
 
 
 def _check(paths: RunPaths, text: str) -> CommandResult:
@@ -120,7 +120,7 @@ def _check(paths: RunPaths, text: str) -> CommandResult:
     state = "missing" if found is None else "current" if found == text else "stale"
     words = f"{paths.chronicle_md}: {state}" + ("" if state == "current" else ": write it with `chronicle report --markdown`")
     code = ExitCode.DONE if state == "current" else ExitCode.FINDINGS
-    return CommandResult(text=words, data={"path": str(paths.chronicle_md), "state": state}, exit_code=code)
+    return CommandResult(lines=words, data={"path": str(paths.chronicle_md), "state": state}, exit_code=code)
 
 
 def _draw(story: Story, paths: RunPaths) -> tuple[str, ...]:

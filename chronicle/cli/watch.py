@@ -116,7 +116,7 @@ def watch(
     hooks.finish()
     data = [one.to_json() for one in found]
     return CommandResult(
-        text="\n\n".join(map(describe_scan, found)),
+        lines=[line for one in found for line in ("", *describe_scan(one))][1:],
         data=data if len(names) > 1 else data[0],
         exit_code=_exit_code(found, fail=fail),
     )
@@ -234,10 +234,10 @@ def _look_on(scan: Scan, settings: Settings, hooks: Hooks, interval: float) -> N
 # --- what is told of a log
 
 
-def describe_scan(scan: Scan | _Unread) -> str:
-    """The text of one log: title, what was read, sparkline, one line per event, the proposal."""
+def describe_scan(scan: Scan | _Unread) -> list[str]:
+    """The lines of one log: title, what was read, sparkline, one line per event, the proposal."""
     if isinstance(scan, _Unread):
-        return f"{scan.source}: {scan.problem}"
+        return [f"{scan.source}: {scan.problem}"]
     events = scan.events
     lines = [f"{scan.source}: {scan.rows} points, {len(events)} event{'s' * (len(events) != 1)}, {scan.status_line()}"]
     lines += [f"  {line}" for line in scan.contents.lines()]
@@ -248,7 +248,7 @@ def describe_scan(scan: Scan | _Unread) -> str:
     lines += [f"  {describe_trip(step, check)}" for step, check in scan.trips]
     lines += [f"  {describe_event(event)}" for event in events]
     lines += [f"  {line}" for line in _advice(scan)]
-    return "\n".join(lines)
+    return lines
 
 
 def sparkline(values: Sequence[float]) -> str:

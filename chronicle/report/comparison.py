@@ -99,7 +99,7 @@ def compare_runs(named: Sequence[tuple[str, Run, int | None]], channel: str, by:
 
     Raises as `Run.curve`, and `ChronicleError` where a run did not record the time.
     """
-    members = tuple(_member(*one, _curve_of(one[1], channel, one[2]), by) for one in named)
+    members = tuple(_member(*one, one[1].curve(channel, launch=one[2]), by) for one in named)
     names = sorted({name for one in members for name in one.settings} - set(OUTSIDE))
     rows = [(name, tuple(one.settings.get(name) for one in members)) for name in names]
     differing = tuple((name, values) for name, values in rows if not _all_equal(values))
@@ -112,22 +112,6 @@ def compare_runs(named: Sequence[tuple[str, Run, int | None]], channel: str, by:
         num_equal=len(rows) - len(differing),
         spread=_spread_of(*(one.curve for one in members)) if len(members) == 2 and by == "step" else None,
     )
-
-
-def _curve_of(run: Run, channel: str, launch: int | None) -> LoggedCurve:
-    """A channel along the lineage of a run, or all points of one launch."""
-    if launch is None:
-        return run.curve(channel)
-    whole = run.curve(channel, abandoned=True)
-    own = LoggedCurve(whole.channel, [], [], [], [], [])
-    for place, number in enumerate(whole.launch):
-        if number == launch:
-            own.step.append(whole.step[place])
-            own.value.append(whole.value[place])
-            own.launch.append(number)
-            own.time.append(whole.time[place])
-            own.kept.append(whole.kept[place])
-    return own
 
 
 def _spread_of(one: LoggedCurve, other: LoggedCurve) -> Spread | None:
@@ -180,7 +164,7 @@ def arms_of(comparison: Comparison) -> tuple[ComparedArm, ...]:
     arms = []
     for members in found.values():
         first = next(iter(members.values()))
-        name = ", ".join(f"{one}={plain(str(_value_in(comparison, one, first)))[:WIDTH]}" for one in telling[:3])
+        name = ", ".join(f"{one}={str(_value_in(comparison, one, first))[:WIDTH]}" for one in telling[:3])
         values = {seed: value for seed, at in members.items() if (value := last[at]) is not None}
         arms.append(ComparedArm(name, tuple(comparison.members[at].name for at in members.values()), values))
     return tuple(arms) if len(arms) > 1 and all(len(arm.runs) > 1 for arm in arms) else ()
@@ -220,7 +204,7 @@ def _lr_of(run: Run, launch: int | None) -> LoggedCurve:
     """The learning rate; without points where none was logged."""
     if find_channel(run.channels, Role.LR) is None:
         return LoggedCurve("lr", [], [], [], [], [])
-    return _curve_of(run, "lr", launch)
+    return run.curve("lr", launch=launch)
 
 
 def _speed_of(curve: LoggedCurve) -> float | None:
@@ -272,7 +256,7 @@ def _around(curve: ChannelCurve, step: int, width: float) -> float | None:
 # ---- for a terminal --------------------------------------------------------------------------------------------------
 
 
-def tell(comparison: Comparison) -> str:
+def tell(comparison: Comparison) -> list[str]:
     """The comparison as tables of 80 columns and more, one column for each run."""
     members = comparison.members
     rows: list[tuple[str, ...]] = [("", *(one.name for one in members))]
@@ -294,12 +278,12 @@ def tell(comparison: Comparison) -> str:
     if comparison.differing:
         total = len(comparison.differing) + comparison.num_equal
         said.append(f"settings that differ ({len(comparison.differing)} of {total}):")
-        said += align_columns([(f"  {plain(name)}", *map(_setting, values)) for name, values in comparison.differing])
+        said += align_columns([(f"  {name}", *map(_setting, values)) for name, values in comparison.differing])
     elif comparison.num_equal:
         said.append(f"all {comparison.num_equal} recorded settings are equal")
     else:
         said.append("no settings were recorded: `chronicle.config({…})` in the script records them")
-    return "\n".join(said)
+    return said
 
 
 def _launches(one: Member) -> str:
@@ -316,7 +300,7 @@ def _point(point: tuple[int, float] | None) -> str:
 
 
 def _setting(value: Any) -> str:
-    text = "not recorded" if value is None else plain(str(value))
+    text = "not recorded" if value is None else str(value)
     return text if len(text) <= WIDTH else f"{text[: WIDTH - 1]}…"
 
 
