@@ -22,7 +22,7 @@ from chronicle.paths import RunPaths
 from chronicle.settings import load_settings
 from chronicle.story import Story
 from chronicle.story.assemble import LaunchStory
-from chronicle.story.curve import canonical_rows
+from chronicle.story.curve import canonical_rows, channel_names
 from chronicle.story.launch_settings import settings_of
 from chronicle.story.read import read_story
 from rollback.channels import Role, canonical_name, find_channel, role_of
@@ -109,7 +109,7 @@ class Run:
     def channels(self) -> tuple[str, ...]:
         """Every logged name, in order of first appearance."""
         rows = canonical_rows(self.paths, self.lineage, abandoned=True)
-        return tuple(dict.fromkeys(name for row in rows for name in row.values))
+        return tuple(channel_names(rows))
 
     def curve(self, channel: str = "loss", *, abandoned: bool = False, launch: int | None = None) -> LoggedCurve:
         """One channel over the lineage, each step once; with `abandoned`, every point of every launch, or of one `launch`.

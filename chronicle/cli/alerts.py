@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 def alerts(test: bool = False, send: bool = False, at: InRun = IN_RUN) -> CommandResult:
-    """Show where alerts go and what waits; try it, or send it.
+    """Show where alerts go; send a test, or send what waits.
 
     Destinations are `[alerts.NAME]` of chronicle.toml. `chronicle run` sends by itself.
 

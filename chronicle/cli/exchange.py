@@ -52,7 +52,7 @@ def export(
         if out is None:
             return CommandResult(raw=text, data={**about, "rows": count})
     data = {**about, "rows": count, "path": str(out)}
-    return CommandResult(lines=str(out), data=data, talk=(f"{count} rows",))
+    return CommandResult(raw=str(out), data=data, talk=(f"{count} rows",))
 
 
 def _table(story: Story, paths: RunPaths, name: Format, out: Path | None, *, every: bool) -> tuple[int, str]:

@@ -48,7 +48,7 @@ def hardware(
       --reason TEXT: Why, for the journal.
     """
     if sum(map(bool, (files, exclude, readmit, excluded))) > 1:
-        raise UsageProblem("files, --exclude, --readmit and --excluded: one of them at a time")
+        raise UsageProblem("files, --exclude, --readmit and --excluded: expected only one of them")
     if exclude is not None or readmit is not None:
         return exclude_node(exclude or readmit or "", reason, readmit=readmit is not None, at=at)
     paths = at.settings().paths

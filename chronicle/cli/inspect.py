@@ -30,8 +30,9 @@ def inspect(
 ) -> CommandResult:
     """Show what a checkpoint holds, or what differs between two.
 
-    LRs, counters, RNG, data, topology. Of two, every value in their files that differs, tensors by their bytes. Without one,
-    or of a directory of checkpoints, which checkpoints are there and what was not recognised.
+    It shows LRs, counters, RNG, data position and topology. With two checkpoints it shows every value that differs; tensors
+    are compared by their bytes. Without a checkpoint, or for a directory, it lists the checkpoints there and what was not
+    recognised.
 
     Example: chronicle inspect checkpoints/opt_step-30500
 

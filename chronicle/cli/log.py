@@ -192,13 +192,11 @@ def _changed(entry: Entry, journal: Journal) -> Iterator[str]:
         return
     from chronicle.story.launch_settings import changed_before
 
-    numbers = sorted({one.launch for one in journal.of_kind(EntryKind.LAUNCH_START) if one.launch is not None})
-    found = changed_before(journal.entries, numbers, entry.launch)
+    found = changed_before(journal.entries, entry.launch)
     if found is not None:
-        before, changes = found
         yield ""
-        yield f"launch {entry.launch} has otherwise than launch {before}:"
-        yield from (f"  {one.words}" for one in changes)
+        yield f"launch {entry.launch} has otherwise than launch {found.launch}:"
+        yield from (f"  {one.words}" for one in found.changes)
 
 
 def _show_batch(journal: Journal, paths: RunPaths) -> CommandResult:

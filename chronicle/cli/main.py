@@ -68,7 +68,7 @@ GROUPS: Mapping[str, Mapping[str, tuple[str, str]]] = {
 }
 # Rarely typed, or typed by scripts: `chronicle --help` only names them, `chronicle help all` shows their summaries too.
 ADVANCED: Mapping[str, tuple[str, str]] = {
-    "alerts": ("chronicle.cli.alerts:alerts", "Show where alerts go and what waits; try it, or send it."),
+    "alerts": ("chronicle.cli.alerts:alerts", "Show where alerts go; send a test, or send what waits."),
     "use": ("chronicle.cli.config:use", "Let the commands in this directory act on another run."),
     "config": ("chronicle.cli.config:app", "Show the settings, or print the shell completion script."),
     "hardware": ("chronicle.cli.hardware:hardware", "Record hardware events; exclude a node, or readmit it."),
@@ -286,9 +286,10 @@ def _render(outcome: Any, *, as_json: bool) -> int:
     stores = _stores()
     for line in (*outcome.talk, *(() if stores is None else stores.notes())):
         print(_shown(line), file=sys.stderr)
-    text = outcome.text
     if as_json and outcome.data is not None:
         text = json.dumps(outcome.data, indent=2, ensure_ascii=False, default=str)
+    else:
+        text = outcome.text
     if text:
         text += "" if text.endswith("\n") else "\n"
         text = text if stores is None else stores.shown(text)

@@ -135,7 +135,7 @@ def note(
 def _close(entry_id: str | None, text: str | None, outcome: CloseOutcome | None, rule: str | None, at: InRun) -> CommandResult:
     """Write the outcome of an entry; `open` names the only one that is open."""
     if entry_id is None:
-        raise UsageProblem("--outcome is of an entry: name it with --close ID", "`chronicle status` lists what is open")
+        raise UsageProblem("--outcome needs an entry: name it with --close ID", "`chronicle status` lists what is open")
     if outcome is None:
         words = f"chronicle note --close {entry_id} --outcome worked"
         raise UsageProblem("no outcome given: expected --outcome " + "|".join(CloseOutcome), words)

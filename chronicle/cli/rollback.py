@@ -82,7 +82,7 @@ def rollback(
         asked = [to, lr_scale, lr, set_, plan_out, deepspeed_config, lr_in, accept_change]
         switches = (keep_later, warmup, skip_batches, reshuffle, accept_unproved, dry_run)
         if any(one is not None for one in asked) or any(switches):
-            raise UsageProblem("--plan with other changes: the file already says what is done")
+            raise UsageProblem("--plan takes no other changes: the file already says what is done")
         return _apply_written(plan_in, at)
     if verify not in ("auto", "quick", "full"):
         raise UsageProblem(f"--verify {verify}: expected auto, quick or full")

@@ -116,7 +116,7 @@ def _mark(
     if not names:
         raise UsageProblem("no run is named: expected as `chronicle runs tr-180 --add-tag baseline`")
     if (restore and archive is not None) or set(add) & set(remove):
-        raise UsageProblem("the same runs cannot be given one thing and its opposite")
+        raise UsageProblem("one command cannot archive and restore a run, or add and remove the same tag")
     archived = True if archive is not None else False if restore else None
     mark_runs(chosen, tags=add, untags=remove, archived=archived, why=archive or "")
     return (f"written into the journal of {', '.join(one.run for one in chosen)}",)
@@ -277,7 +277,9 @@ def show_comparison(
 ) -> CommandResult:
     """Compare runs: values at equal steps, settings that differ.
 
-    Of a run its lineage counts, of a launch all of its own steps. Example: chronicle compare tr-190 tr-191 --out loss.png
+    A run is compared along its lineage, a launch (RUN@LAUNCH) with all of its steps.
+
+    Example: chronicle compare tr-190 tr-191 --out loss.png
 
     Did a rollback help? The abandoned steps beside the same steps of the new launch: chronicle compare tr-190@3 tr-190@4
 

@@ -32,4 +32,4 @@ def skill(directory: Path | None = None, install: bool = False, json: JsonOption
         why = problem.strerror or problem
         raise ChronicleError(f"cannot write below `{chosen}`: {why}", "name another directory") from problem
     talk = () if changed else ("it was there already",)
-    return CommandResult(lines=str(target), data={"path": str(target), "changed": changed}, talk=talk)
+    return CommandResult(raw=str(target), data={"path": str(target), "changed": changed}, talk=talk)

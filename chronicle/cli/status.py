@@ -220,14 +220,11 @@ def _changed(story: Story) -> Iterator[_Row]:
         return
     from chronicle.story.launch_settings import changed_before  # the first launch of a run does without it
 
-    numbers = [launch.number for launch in story.launches]
-    found = changed_before(story.entries, numbers, numbers[-1])
+    last = story.launches[-1].number
+    found = changed_before(story.entries, last)
     if found is not None:
-        before, changes = found
-        some = ", ".join(one.brief for one in changes[:SHOWN])
-        more = f", {len(changes) - SHOWN} more" if len(changes) > SHOWN else ""
-        where = f": `chronicle settings @{before} @{numbers[-1]}`" if more else ""
-        yield _Row("changed", f"since launch {before}: {some}{more}{where}")
+        where = f": `chronicle settings @{found.launch} @{last}`" if len(found.changes) > SHOWN else ""
+        yield _Row("changed", found.brief(SHOWN) + where)
 
 
 def _of_last(story: Story, kind: type[E]) -> list[tuple[Entry, E]]:

@@ -70,16 +70,16 @@ def verify_checkpoints(
       --full, --verified/--quick: Read every byte, or only names and structure.
       --quarantine: Move strays to a directory that no loader reads.
       --write: Write the manifest of CKPT: names, sizes, and digests unless --quick.
-      --newest: Only the newest checkpoint that is whole (exit 1 if there is none).
-      --print-path: Of the newest, print the path alone, for scripts.
+      --newest: Name the newest checkpoint that is whole (exit 1 if there is none).
+      --print-path: Print only the path of the newest one, for scripts.
     """
     if newest or print_path:
         if checkpoint or all_ or write or quarantine:
-            raise UsageProblem("--newest looks for the checkpoint itself: expected no CKPT and no other action beside it")
+            raise UsageProblem("--newest finds the checkpoint by itself: expected no CKPT and no other action")
         return _newest(full, print_path, at)
     if write:
         if not checkpoint:
-            raise UsageProblem("--write is of one checkpoint: expected CKPT", "as in `chronicle verify --write 30500`")
+            raise UsageProblem("--write needs a checkpoint: expected CKPT", "as in `chronicle verify --write 30500`")
         return _write(at.checkpoint(checkpoint), full, at)
     stores = not quarantine  # which moves what it finds
     if checkpoint and not all_:

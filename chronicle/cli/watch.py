@@ -70,7 +70,8 @@ def watch(
     """Find spikes and divergences in a run or a log, live or --once.
 
     It begins with what was read: the form of the log, points, steps, and which series is the loss. When a rollback is
-    advised, it prints the command. A log without a loss that is known ends with 2; name the loss with --loss.
+    advised, it prints the command. It exits with 2 where it finds no loss in a log; name
+    the loss with --loss.
 
     Hooks are shell commands, also from chronicle.toml. They get the event as JSON on stdin and in CHRONICLE_EVENT_*
     variables. Ctrl-C or the end of the run ends it with a summary.
@@ -107,7 +108,7 @@ def watch(
         for event in (event for one in found for event in one.events):
             hooks.call(event)
     elif len(names) > 1:
-        raise UsageProblem(f"{len(names)} logs cannot be followed at a time", "read them to their ends with --once")
+        raise UsageProblem(f"{len(names)} logs cannot be followed at the same time", "read them to their ends with --once")
     else:
         scan, settings = _follow(names[0], at, reading)
         hooks = Hooks({**settings.hooks, **commands}, say_on_stderr)

@@ -18,14 +18,13 @@ from typing import Any, NamedTuple
 from chronicle.errors import ChronicleError
 from chronicle.report.lineage_picture import INK, PALETTE, RC
 from chronicle.runs import LoggedCurve, Run
-from chronicle.story.launch_settings import as_value
+from chronicle.story.launch_settings import OUTSIDE, as_value, find_differing
 from chronicle.story.plain import align_columns, format_number, plain
 from chronicle.story.series import ChannelCurve, robust_range, smooth, thin
 from rollback.channels import Role, find_channel, role_of
 
 POINTS = 6  # steps at which the curves are compared
 SHARE = 0.05  # of the common steps, whose median is the value at a step
-OUTSIDE = ("environment", "host")  # differ between any two launches and say little
 SEEDS = ("seed", "random_seed", "global_seed", "manual_seed", "rng_seed")
 BUCKETS, BINS, SMOOTHED = 700, 120, 120
 WIDTH = 40  # letters of a setting's value
@@ -100,16 +99,15 @@ def compare_runs(named: Sequence[tuple[str, Run, int | None]], channel: str, by:
     Raises as `Run.curve`, and `ChronicleError` where a run did not record the time.
     """
     members = tuple(_member(*one, one[1].curve(channel, launch=one[2]), by) for one in named)
-    names = sorted({name for one in members for name in one.settings} - set(OUTSIDE))
-    rows = [(name, tuple(one.settings.get(name) for one in members)) for name in names]
-    differing = tuple((name, values) for name, values in rows if not _all_equal(values))
+    names = {name for one in members for name in one.settings}.difference(OUTSIDE)
+    differing = [row for row in find_differing([one.settings for one in members]) if row[0] in names]
     return Comparison(
         channel=channel,
         by=by,
         members=members,
         at=tuple(_at_equal_places(members)),
-        differing=differing,
-        num_equal=len(rows) - len(differing),
+        differing=tuple(differing),
+        num_equal=len(names) - len(differing),
         spread=_spread_of(*(one.curve for one in members)) if len(members) == 2 and by == "step" else None,
     )
 
@@ -228,10 +226,6 @@ def _seconds(run: Run, curve: LoggedCurve) -> list[int]:
         before = (launch, time)
         places.append(round(at))
     return places
-
-
-def _all_equal(values: Sequence[Any]) -> bool:
-    return all(as_value(value) == as_value(values[0]) for value in values[1:])
 
 
 def _at_equal_places(members: Sequence[Member]) -> Iterator[tuple[int, tuple[float | None, ...]]]:
