@@ -22,7 +22,7 @@ from chronicle.paths import RunPaths
 from chronicle.settings import load_settings
 from chronicle.story import Story
 from chronicle.story.assemble import LaunchStory
-from chronicle.story.curve import canonical_rows
+from chronicle.story.curve import canonical_rows, channel_names
 from chronicle.story.launch_settings import settings_of
 from chronicle.story.read import read_story
 from rollback.channels import Role, canonical_name, find_channel, role_of
@@ -109,18 +109,18 @@ class Run:
     def channels(self) -> tuple[str, ...]:
         """Every logged name, in order of first appearance."""
         rows = canonical_rows(self.paths, self.lineage, abandoned=True)
-        return tuple(dict.fromkeys(name for row in rows for name in row.values))
+        return tuple(channel_names(rows))
 
-    def curve(self, channel: str = "loss", *, abandoned: bool = False) -> LoggedCurve:
-        """One channel over the lineage, each step once; with `abandoned`, every point of every launch.
+    def curve(self, channel: str = "loss", *, abandoned: bool = False, launch: int | None = None) -> LoggedCurve:
+        """One channel over the lineage, each step once; with `abandoned`, every point of every launch, or of one `launch`.
 
         A name that was not logged may name a role: `loss` finds `train/loss`, where that is the run's training loss.
         Raises `ChronicleError`, which lists the channels, for any other name.
         """
         found = LoggedCurve(channel, [], [], [], [], [])
-        for row in canonical_rows(self.paths, self.lineage, abandoned=abandoned):
+        for row in canonical_rows(self.paths, self.lineage, abandoned=abandoned or launch is not None):
             value = row.values.get(channel)
-            if value is not None:
+            if value is not None and launch in (None, row.launch):
                 found.step.append(row.step)
                 found.value.append(value)
                 found.launch.append(row.launch)
@@ -137,7 +137,7 @@ class Run:
         if other is None:
             some = ", ".join(f"`{name}`" for name in self.channels[:12]) or "none"
             raise ChronicleError(f"run `{self.name}` has no channel `{channel}`: logged are {some}", "name one of them")
-        return self.curve(other, abandoned=abandoned)
+        return self.curve(other, abandoned=abandoned, launch=launch)
 
     def settings(self, launch: int | None = None) -> dict[str, Any]:
         """The flat settings of a launch, of the last one by default: arguments, recorded settings, code and host."""

@@ -46,7 +46,7 @@ def refuse_store(named: str | Path) -> Refusal:
     return Refusal(
         f"`{url}` is in an object store, where this command does nothing: a store cannot exchange a whole checkpoint at once",
         "copy it to a disk, work there, and upload the result under a new prefix; "
-        "`inspect`, `verify`, `diff`, `latest` and `status` read it where it is, and `rollback`, `undo` and `recover` "
+        "`inspect`, `verify` and `status` read it where it is, and `rollback`, `undo` and `recover` "
         "work in s3:// and gs://",
     )
 

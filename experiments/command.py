@@ -39,7 +39,7 @@ def plan(
 
     planned = _plan(study, profile)
     data = {"plan_hash": planned.plan_hash, "launches": planned.num_launches, "updates": planned.num_updates}
-    return CommandResult(text=format_study_plan(planned), data=data | planned.to_json())
+    return CommandResult(lines=format_study_plan(planned), data=data | planned.to_json())
 
 
 @app.command()
@@ -74,7 +74,7 @@ def run(
     else:
         lines.append(f"next: chronicle experiment report {paths.study_dir.name}")
     code = ExitCode.FINDINGS if outcome.stopped else ExitCode.DONE
-    return CommandResult(text="\n".join(lines), data={**asdict(outcome), "directory": str(paths.study_dir)}, exit_code=code)
+    return CommandResult(lines=lines, data={**asdict(outcome), "directory": str(paths.study_dir)}, exit_code=code)
 
 
 @app.command()

@@ -94,7 +94,7 @@ def _write_report(folder: _Folder) -> None:
 def _result(folder: _Folder, **more: str) -> CommandResult:
     lines = [str(folder.directory / "report.md"), *(f"{question} {said}" for question, said in folder.told)]
     data = {"directory": str(folder.directory), "verdicts": folder.verdicts, **_summary(folder), **more}
-    return CommandResult(text="\n".join(lines), data=data)
+    return CommandResult(lines=lines, data=data)
 
 
 class _Folder:

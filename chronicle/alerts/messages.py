@@ -89,12 +89,8 @@ def _of_matter(
 
 def _changed(story: Story, launch: int | None) -> str:
     """The first settings that the launch of an incident has otherwise than the one before it."""
-    found = None if launch is None else changed_before(story.entries, [one.number for one in story.launches], launch)
-    if found is None:
-        return ""
-    before, changes = found
-    more = f", {len(changes) - CHANGES} more" if len(changes) > CHANGES else ""
-    return f"changed since launch {before}: {', '.join(one.brief for one in changes[:CHANGES])}{more}"
+    found = None if launch is None else changed_before(story.entries, launch)
+    return "" if found is None else f"changed {found.brief(CHANGES)}"
 
 
 def _of_launches(story: Story) -> Iterator[Alert]:

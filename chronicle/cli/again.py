@@ -114,7 +114,7 @@ def _without_a_launch(what: str, entries: Sequence[Entry]) -> CommandResult:
 def _answer(verdict: Verdict, reason: str) -> CommandResult:
     codes = {Verdict.HERE: AGAIN_HERE, Verdict.NEW_JOB: AGAIN_IN_A_NEW_JOB}
     return CommandResult(
-        text=f"{verdict.value}: {reason}",
+        lines=f"{verdict.value}: {reason}",
         data={"decision": verdict.value, "reason": reason},
         exit_code=codes.get(verdict, DO_NOT),
     )

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 def alerts(test: bool = False, send: bool = False, at: InRun = IN_RUN) -> CommandResult:
-    """Show where alerts go and what waits; try it, or send it.
+    """Show where alerts go; send a test, or send what waits.
 
     Destinations are `[alerts.NAME]` of chronicle.toml. `chronicle run` sends by itself.
 
@@ -52,7 +52,7 @@ def _test(run: str, destinations: "tuple[Destination, ...]") -> CommandResult:
         lines.append(f"{one.name} ({one.kind}): {answer.state}{f', {answer.why}' if answer.why else ''}")
         records.append({"name": one.name, "kind": one.kind, "state": answer.state, "why": answer.why})
     return CommandResult(
-        text="\n".join(lines),
+        lines=lines,
         data={"run": run, "tests": records},
         exit_code=ExitCode.ERROR if failed else ExitCode.DONE,
     )
@@ -67,7 +67,7 @@ def _state(paths: "RunPaths", destinations: "tuple[Destination, ...]", *, send: 
         with alone(paths) as may:
             if not may:
                 return CommandResult(
-                    text="a process of a launch sends at this moment", data={"run": paths.run, "busy": True}
+                    lines="a process of a launch sends at this moment", data={"run": paths.run, "busy": True}
                 )
             while courier.go(settle=0.0):
                 pass
@@ -84,4 +84,4 @@ def _state(paths: "RunPaths", destinations: "tuple[Destination, ...]", *, send: 
     lines = [*align_columns(rows), *said]
     left = courier.left()
     code = ExitCode.ERROR if send and left else ExitCode.DONE
-    return CommandResult(text="\n".join(lines), data={"run": paths.run, "destinations": records}, exit_code=code)
+    return CommandResult(lines=lines, data={"run": paths.run, "destinations": records}, exit_code=code)

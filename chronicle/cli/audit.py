@@ -1,6 +1,5 @@
 """`chronicle audit` checks the records of a run, and `claim` judges what will be published."""
 
-import hashlib
 import shlex
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
@@ -29,10 +28,11 @@ from chronicle.journal.writer import id_milliseconds
 from chronicle.launch.record import broken_seals
 from chronicle.paths import RunPaths
 from chronicle.story import read_story
-from chronicle.story.plain import format_age, plain
+from chronicle.story.plain import format_age
 from rollback.checkpoint.listing import list_checkpoints
 from rollback.checkpoint.manifest import read_manifest
 from rollback.checks.verify import compare_manifest
+from rollback.disk.content import sha256_of
 from rollback.errors import Finding, Severity, UnreadableFile
 
 SKEW_SECONDS = 60
@@ -53,7 +53,7 @@ def audit(full: bool = False, at: AtCheckpoints = AT_CHECKPOINTS) -> CommandResu
     paths, journal = settings.paths, read_journal(settings.paths)
     findings = list(_findings(paths, journal, settings.checkpoints_dir, full))
     bad = sum(one.severity is not Severity.INFO for one in findings)
-    lines = [f"{one.severity.value}: {one.check} {plain(one.path)}: {plain(one.message)}" for one in findings]
+    lines = [f"{one.severity.value}: {one.check} {one.path}: {one.message}" for one in findings]
     told = f"{bad} finding(s)" if bad else "chains unbroken"
     lines.append(f"journal: {len(journal.entries)} entries, {len(journal.heads)} writers, {told}")
     data = {
@@ -64,7 +64,7 @@ def audit(full: bool = False, at: AtCheckpoints = AT_CHECKPOINTS) -> CommandResu
         "heads": dict(journal.heads),
         "findings": [one.to_json() for one in findings],
     }
-    return CommandResult(text="\n".join(lines), data=data, exit_code=ExitCode.FINDINGS if bad else ExitCode.DONE)
+    return CommandResult(lines=lines, data=data, exit_code=ExitCode.FINDINGS if bad else ExitCode.DONE)
 
 
 def _findings(paths: RunPaths, journal: Journal, checkpoints: Path | None, full: bool) -> Iterator[Finding]:
@@ -133,8 +133,7 @@ def _objects(journal: Journal, paths: RunPaths) -> Iterator[Finding]:
                 text = f"attachment `{item.get('path', '')}` of entry {entry.id} is gone"
                 yield Finding("object-missing", Severity.WARN, _within(paths, path), text)
                 continue
-            with path.open("rb") as file:
-                found = hashlib.file_digest(file, "sha256").hexdigest()
+            found = sha256_of(path)
             if found != digest:
                 text = f"attachment of entry {entry.id} has digest {found[:12]}…: it was changed"
                 yield Finding("object-changed", Severity.WARN, _within(paths, path), text)
@@ -210,7 +209,7 @@ def claim(
     lines += [f"not judged: {number}" for number in unjudged]
     lines.append(f"{verdict.value}  {told}")
     code = ExitCode.DONE if verdict is ClaimVerdict.SUPPORTED else ExitCode.FINDINGS
-    return CommandResult(text="\n".join(lines), data={"id": entry.id, **recorded}, exit_code=code)
+    return CommandResult(lines=lines, data={"id": entry.id, **recorded}, exit_code=code)
 
 
 def _where(one: Judgement) -> str:

@@ -9,7 +9,6 @@ import typer
 from chronicle.cli.options import AT_CHECKPOINTS, AtCheckpoints, CommandResult, LogsOption, all_runs, path_text, spread
 from chronicle.errors import UsageProblem
 from chronicle.settings import settings_file
-from chronicle.story.plain import plain
 from rollback.disk.durable import write_atomic
 
 HELP = "Show the settings, or print the shell completion script."
@@ -38,9 +37,9 @@ def show_settings(at: AtCheckpoints = AT_CHECKPOINTS) -> CommandResult:
     if values["checkpoints"] and origin["checkpoints"] == "default":
         origin["checkpoints"] = "directory `checkpoints` here"
     width = max(len(key) for key in values)
-    lines = [f"{key:<{width}}  {plain(value) if value else '-'}  ({plain(origin[key])})" for key, value in values.items()]
+    lines = [f"{key:<{width}}  {value or '-'}  ({origin[key]})" for key, value in values.items()]
     data = {key: {"value": value, "origin": origin[key]} for key, value in values.items()}
-    return CommandResult(text="\n".join(lines), data=data)
+    return CommandResult(lines=lines, data=data)
 
 
 def use(named: str, logs: LogsOption = None) -> CommandResult:
@@ -59,7 +58,7 @@ def use(named: str, logs: LogsOption = None) -> CommandResult:
     line = f"run = {json.dumps(named, ensure_ascii=False)}\n"
     written, count = re.subn(r"^run\s*=.*\n?", lambda _: line, text, count=1, flags=re.MULTILINE)
     write_atomic(file, written if count else line + text)
-    return CommandResult(text=f"commands here act on run `{named}` ({file})", data={"run": named, "file": str(file)})
+    return CommandResult(lines=f"commands here act on run `{named}` ({file})", data={"run": named, "file": str(file)})
 
 
 @app.command("completion")
@@ -77,4 +76,4 @@ def completion_script(shell: str) -> CommandResult:
     if shell not in ("bash", "zsh", "fish"):
         raise UsageProblem(f"no completion for `{shell}`: expected bash, zsh or fish")
     text = get_completion_script(prog_name="chronicle", complete_var="_CHRONICLE_COMPLETE", shell=shell)
-    return CommandResult(text=text)
+    return CommandResult(raw=text)

@@ -33,7 +33,7 @@ def costs(at: InRun = IN_RUN) -> CommandResult:
     runs = any(kind == EntryKind.LAUNCH_START and (EntryKind.LAUNCH_END, launch) not in kinds for kind, launch in kinds)
     now = time.time() if runs else None
     found = compute_costs(journal.entries, series, attempts, now=now, samples_per_step=_samples_per_step(evidence))
-    return CommandResult(text="\n".join(_rows(found)), data={"run": paths.run, **found.to_json()})
+    return CommandResult(lines=_rows(found), data={"run": paths.run, **found.to_json()})
 
 
 def _samples_per_step(evidence: RunEvidence) -> float | None:

@@ -43,7 +43,7 @@ def build_shards(
         size = sum(shard.text_bytes for shard in manifest.shards)
         lines.append(f"{name}: {size:,} bytes in {len(manifest.shards)} shards, sha256 {manifest.digest[:12]}")
         built.append(manifest.to_json())
-    return CommandResult(text="\n".join(lines), data={"directory": str(out), "sources": built})
+    return CommandResult(lines=lines, data={"directory": str(out), "sources": built})
 
 
 @app.command("index")
@@ -83,7 +83,7 @@ def index_shards(directories: list[str], out: Path = Path("data"), json: JsonOpt
             lines.append(f"{name}: {len(others):,} other files are no shards and were left out: {shown}")
         told.append({"source": name, "index": str(path), "samples": index.num_samples, "shards": len(index.shards),
                      "digest": index.digest, "left_out": others})
-    return CommandResult(text="\n".join(lines), data={"sources": told})
+    return CommandResult(lines=lines, data={"sources": told})
 
 
 @app.command("verify")
@@ -115,7 +115,7 @@ def verify_shards(location: str, json: JsonOption = False) -> CommandResult:
         raise DataError(f"`{location}` holds no built source: {MANIFEST} is missing", "build it with `chronicle data build`")
     lines = [line for source, problems in found.items() for line in problems or [f"{source}: {well}"]]
     code = ExitCode.FINDINGS if any(found.values()) else ExitCode.DONE
-    return CommandResult(text="\n".join(lines), data={"sources": found}, exit_code=code)
+    return CommandResult(lines=lines, data={"sources": found}, exit_code=code)
 
 
 @app.command("usage")
@@ -134,7 +134,7 @@ def usage(at: InRun = IN_RUN) -> CommandResult:
     paths = at.settings().paths
     accounts = read_accounts(paths.observed_dir)
     if accounts and not has_plan(paths):
-        return CommandResult(text="\n".join(account.text() for account in accounts), data={
+        return CommandResult(lines="\n".join(account.text() for account in accounts), data={
             "observed": [{"launch": account.launch, **account.to_json()} for account in accounts]})
     plan, readings = read_readings(paths)
     restarts, sources = restart_lines(plan, readings), source_use(plan, readings)
@@ -144,4 +144,4 @@ def usage(at: InRun = IN_RUN) -> CommandResult:
     names = ("name", "num_samples", "drawn", "repeats", "epochs", "unseen_fraction")
     used = [{name: getattr(use, name) for name in names} for use in sources]
     data = {"plan_hash": plan.plan_hash, "restarts": [line.to_json() for line in restarts], "sources": used}
-    return CommandResult(text="\n".join(lines), data=data)
+    return CommandResult(lines=lines, data=data)

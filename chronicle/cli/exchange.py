@@ -50,9 +50,9 @@ def export(
     else:
         count, text = _table(story, settings.paths, format_name, out, every=every)
         if out is None:
-            return CommandResult(text=text, data={**about, "rows": count})
+            return CommandResult(raw=text, data={**about, "rows": count})
     data = {**about, "rows": count, "path": str(out)}
-    return CommandResult(text=str(out), data=data, talk=(f"{count} rows",))
+    return CommandResult(raw=str(out), data=data, talk=(f"{count} rows",))
 
 
 def _table(story: Story, paths: RunPaths, name: Format, out: Path | None, *, every: bool) -> tuple[int, str]:
@@ -116,4 +116,4 @@ def sync(uri: str | None = None, at: InRun = IN_RUN) -> CommandResult:
     sent = projection.feed()
     projection.attach_pages()
     data = {"run": settings.run, "uri": store, "values": sent}
-    return CommandResult(text=f"{sent} metric values sent to {store}", data=data)
+    return CommandResult(lines=f"{sent} metric values sent to {store}", data=data)

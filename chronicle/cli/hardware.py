@@ -47,16 +47,15 @@ def hardware(
       --excluded: List the excluded nodes in the form of SLURM's --exclude.
       --reason TEXT: Why, for the journal.
     """
-    asked = [name for name, given in (("files", files), ("--exclude", exclude), ("--readmit", readmit)) if given]
-    if len(asked) + excluded > 1:
-        raise UsageProblem("files, --exclude, --readmit and --excluded: one of them at a time")
+    if sum(map(bool, (files, exclude, readmit, excluded))) > 1:
+        raise UsageProblem("files, --exclude, --readmit and --excluded: expected only one of them")
     if exclude is not None or readmit is not None:
         return exclude_node(exclude or readmit or "", reason, readmit=readmit is not None, at=at)
     paths = at.settings().paths
     entries = read_journal(paths).entries
     if excluded:
         hosts = find_excluded(entries)
-        return CommandResult(text=",".join(hosts), data={"excluded": hosts})
+        return CommandResult(lines=",".join(hosts), data={"excluded": hosts})
     used_year = year or guess_year(paths, datetime.now(UTC))
     texts: list[tuple[str, str | None]] = [(_read(path), None) for path in files or ()]
     if not files:  # the kernel log and `nvidia-smi -q` of this machine
@@ -66,25 +65,25 @@ def hardware(
         events += parse_kernel_log(text.splitlines(), year=used_year, host=host) + parse_nvidia_smi(text, host=host)
     known = {found.key for _, found in events_of(entries, Hardware)}
     fresh = list({event.key: event for event in events if event.key[:600] not in known}.values())
-    lines, written = [], []
+    lines: list[str] = []
+    written = []
     if fresh:
         with JournalWriter(paths) as writer:
             for event in fresh:
-                line, data = _record(paths, writer, event)
-                lines.append(line)
+                told, data = _record(paths, writer, event)
+                lines += told
                 written.append(data)
     talk = (f"{len(events)} events read, {len(fresh)} new",)
-    text = "\n".join(lines) or "no new hardware event"
-    return CommandResult(text=text, data={"new": written, "read": len(events)}, talk=talk)
+    return CommandResult(lines=lines or "no new hardware event", data={"new": written, "read": len(events)}, talk=talk)
 
 
-def _record(paths: RunPaths, writer: JournalWriter, event: HardwareEvent) -> tuple[str, dict[str, Any]]:
+def _record(paths: RunPaths, writer: JournalWriter, event: HardwareEvent) -> tuple[list[str], dict[str, Any]]:
     place = None if event.time is None else find_step(paths, event.time)
     launch, step = place or (None, None)
     entry = writer.write(Hardware.from_json(event.to_json()), step=step, launch=launch, title=event.title)
     where = "outside all launches" if place is None else f"launch {launch}, step {step}"
-    hint = f"\n      hint: chronicle hardware --exclude {event.host}" if event.serious and event.host else ""
-    return f"{entry.id}  {event.title} · {where}{hint}", {"id": entry.id, "step": step, "launch": launch, **event.to_json()}
+    hint = [f"      hint: chronicle hardware --exclude {event.host}"] if event.serious and event.host else []
+    return [f"{entry.id}  {event.title} · {where}", *hint], {"id": entry.id, "step": step, "launch": launch, **event.to_json()}
 
 
 def _read(path: Path) -> str:
@@ -114,7 +113,7 @@ def exclude_node(host: str, reason: str, *, readmit: bool, at: InRun) -> Command
     with JournalWriter(paths) as writer:
         entry = writer.write(Hardware.from_json(data), title=words)
     told = _tell_the_scheduler(read_journal(paths).entries)
-    return CommandResult(text="\n".join([f"{entry.id}  {words}", *told]), data={"id": entry.id, **data, "scheduler": told})
+    return CommandResult(lines=[f"{entry.id}  {words}", *told], data={"id": entry.id, **data, "scheduler": told})
 
 
 def _tell_the_scheduler(entries: Sequence[Entry]) -> list[str]:

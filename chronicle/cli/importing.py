@@ -51,7 +51,7 @@ def import_(
         lines.append("show them with `chronicle runs`, one with `chronicle report --run NAME`")
     else:
         lines.append(f"show it with `chronicle log --graph --run {first}` or `chronicle report --run {first}`")
-    return CommandResult(text="\n".join(lines), data={"run": first, "imports": going.records, "events": events})
+    return CommandResult(lines=lines, data={"run": first, "imports": going.records, "events": events})
 
 
 @dataclass(slots=True)
@@ -66,66 +66,64 @@ class _Importing:
     written: dict[str, RunPaths] = field(default_factory=dict)
 
     def take(self, source: str, format_name: str | None, uri: str | None) -> None:
-        """Import one source."""
-        from chronicle.integrations.importing import read_source, write_import
-        from chronicle.integrations.trackers import TRACKERS, read_tracked
-        from chronicle.metrics.readers import UnknownLog
-
-        path = Path(source)
-        exists = Path(source.partition("#")[0]).exists()
-        if format_name == "mlflow" and (uri is not None or not exists):
-            if uri is None:
-                raise UsageProblem("--as mlflow: expected the tracking store too", "name it with --uri sqlite:///mlflow.db")
-            from chronicle.integrations.mlflow import read_mlflow  # brings the report
-
-            paths = self.only_run()
-            self.tell(source, paths, "mlflow", write_import(paths, read_mlflow(uri, source), source))
-            return
-        tracked = read_tracked(path, format_name) if exists and (format_name is None or format_name in TRACKERS) else None
-        if tracked:
-            self.take_tracked(path, tracked)
-            return
-        try:
-            found = read_source(path, format_name)
-        except UnknownLog as problem:
-            way_out = "`chronicle watch --once FILE` reads logs of any names that you give it"
-            raise UsageProblem(problem.message, way_out) from None
-        paths = self.only_run()
-        self.tell(source, paths, found.format, write_import(paths, found, path if path.exists() else source))
-
-    def take_tracked(self, source: Path, tracked: "list[Tracked]") -> None:
-        """Import the runs of a tracker's store."""
+        """Import one source: the first runs of a store are told, all are recorded."""
         from chronicle.integrations.importing import write_import
 
-        store = source if source.exists() else Path(str(source).partition("#")[0])
-        alone = len(tracked) == 1 and (self.prefix is not None or not tracked[0].is_named)
-        places = [self.only_run()] if alone else _places(self.logs, tracked, store, self.prefix)
-        before, at = len(self.records), len(self.lines)
-        for one, place in zip(tracked, places, strict=True):
+        runs, origin = _read(source, format_name, uri)
+        alone = len(runs) == 1 and (self.prefix is not None or not runs[0].is_named)
+        places = [self.only_run()] if alone else _places(self.logs, runs, origin, self.prefix)
+        at, points = len(self.lines), 0
+        for one, place in zip(runs, places, strict=True):
             said = [part for part in (one.doubt, one.left_out and f"not imported: {one.left_out}") if part]
-            done = write_import(place, one.found, store, one.identity)
-            self.tell(str(source) if alone else f"{source} → run {place.run}", place, one.found.format, done, said)
-            self.records[-1] |= {"run": place.run, "identity": one.identity, "name": one.name, "said": said}
-        if len(tracked) > 1:
-            total = sum(int(record["points"]) for record in self.records[before:])
-            self.lines.insert(at, f"{source}: {len(tracked)} runs, {total} points ({tracked[0].found.format})")
-
-    def tell(self, source: str, place: RunPaths, name: str, done: "Imported", said: Sequence[str] = ()) -> None:
-        """Record what came of one run; the first runs of a store are told."""
-        self.written[place.run] = place
-        counts = {"entries": done.entries, "launches": done.launches, "points": done.points}
-        self.records.append({"source": source, "format": name, "entry": done.entry_id, **counts})
-        if done.has_changed:
-            text = "imported before, and it has other points now: nothing changed; import it anew as another run (--run NAME)"
-        elif done.entry_id is None:
-            text = "imported before, nothing changed"
-        else:
-            text = f"{done.entries} entries, {done.launches} launches, {done.points} points ({name})"
-        if len(self.records) <= SHOWN_RUNS:
-            self.lines += [f"{source}: {text}", *(f"  {part}" for part in said)]
+            done = write_import(place, one.found, origin, one.identity)
+            points += done.points
+            self.written[place.run] = place
+            name = source if alone else f"{source} → run {place.run}"
+            counts = {"entries": done.entries, "launches": done.launches, "points": done.points}
+            record: dict[str, Any] = {"source": name, "format": one.found.format, "entry": done.entry_id, **counts}
+            if one.identity:
+                record |= {"run": place.run, "identity": one.identity, "name": one.name, "said": said}
+            self.records.append(record)
+            if len(self.records) <= SHOWN_RUNS:
+                self.lines += [f"{name}: {_told(done, one.found.format)}", *(f"  {part}" for part in said)]
+        if len(runs) > 1:
+            self.lines.insert(at, f"{source}: {len(runs)} runs, {points} points ({runs[0].found.format})")
 
 
-def _places(logs: Path, tracked: "list[Tracked]", store: Path, prefix: str | None) -> list[RunPaths]:
+def _told(done: "Imported", form: str) -> str:
+    if done.has_changed:
+        return "imported before, and it has other points now: nothing changed; import it anew as another run (--run NAME)"
+    if done.entry_id is None:
+        return "imported before, nothing changed"
+    return f"{done.entries} entries, {done.launches} launches, {done.points} points ({form})"
+
+
+def _read(source: str, format_name: str | None, uri: str | None) -> "tuple[list[Tracked], Path | str]":
+    """The runs of a source, and the store or file that they come from; a log is one run without an identity."""
+    from chronicle.integrations.importing import read_source
+    from chronicle.integrations.trackers import TRACKERS, Tracked, read_tracked
+    from chronicle.metrics.readers import UnknownLog
+
+    path, store = Path(source), Path(source.partition("#")[0])
+    if format_name == "mlflow" and (uri is not None or not store.exists()):
+        if uri is None:
+            raise UsageProblem("--as mlflow: expected the tracking store too", "name it with --uri sqlite:///mlflow.db")
+        from chronicle.integrations.mlflow import read_mlflow  # brings the report
+
+        return [Tracked(identity="", name="", found=read_mlflow(uri, source))], source
+    is_store = store.exists() and (format_name is None or format_name in TRACKERS)
+    tracked = read_tracked(path, format_name) if is_store else None
+    if tracked:
+        return tracked, path if path.exists() else store
+    try:
+        found = read_source(path, format_name)
+    except UnknownLog as problem:
+        way_out = "`chronicle watch --once FILE` reads logs of any names that you give it"
+        raise UsageProblem(problem.message, way_out) from None
+    return [Tracked(identity="", name="", found=found)], path if path.exists() else source
+
+
+def _places(logs: Path, tracked: "list[Tracked]", store: Path | str, prefix: str | None) -> list[RunPaths]:
     """A run directory for each run of a store, by its name there; a name that is taken twice gets its id too.
 
     A run that exists is written to only where it was imported from the same run before.
@@ -148,7 +146,7 @@ def _places(logs: Path, tracked: "list[Tracked]", store: Path, prefix: str | Non
     return places
 
 
-def _is_free(place: RunPaths, one: "Tracked", store: Path) -> bool:
+def _is_free(place: RunPaths, one: "Tracked", store: Path | str) -> bool:
     from chronicle.journal import read_journal
     from chronicle.journal.events import ImportedSource, events_of
 
@@ -157,7 +155,7 @@ def _is_free(place: RunPaths, one: "Tracked", store: Path) -> bool:
     known = (event.path for _, event in events_of(read_journal(place).entries, ImportedSource))
     if one.is_named:  # its id is its tracker's, wherever the store lies
         return any(path.endswith(f"#{one.identity}") for path in known)
-    return f"{store.name}#{one.identity}" in known
+    return f"{Path(store).name}#{one.identity}" in known
 
 
 def _run_name(name: str, prefix: str | None) -> str:

@@ -3,7 +3,6 @@
 import json as json_module
 import os
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from chronicle.checkpoints import known_states
 from chronicle.cli.options import AT_CHECKPOINTS, AtCheckpoints, CommandResult, path_text, settings_from
@@ -26,9 +25,6 @@ from chronicle.paths import RunPaths
 from chronicle.settings import Settings, load_settings
 from chronicle.story import read_story
 from rollback.disk.durable import REAL_DISK, Attributes
-
-if TYPE_CHECKING:
-    pass
 
 
 def init(
@@ -83,7 +79,7 @@ def init(
     if acts_on != settings.run:
         lines.append(f"commands here still act on run `{acts_on}` ({config.name}): name this one with --run {settings.run}")
     data = {"run": settings.run, "journal": str(paths.journal_dir), "checkpoints": path_text(settings.checkpoints_dir)}
-    return CommandResult(text="\n".join(lines), data=data)
+    return CommandResult(lines=lines, data=data)
 
 
 def _claim_moved(settings: Settings) -> CommandResult:
@@ -97,7 +93,7 @@ def _claim_moved(settings: Settings) -> CommandResult:
         event = RunPlace(run_id=place.run_id, host=writer.place.host, path=writer.place.path, copied=copied)
         writer.write(event, title=f"run moved from {place.path} to {writer.place.path}")
     text = f"run `{settings.run}` ({place.run_id}) is here now: {paths.run_dir}"
-    return CommandResult(text=text, data={"run": settings.run, "run_id": place.run_id, "moved_from": place.path})
+    return CommandResult(lines=text, data={"run": settings.run, "run_id": place.run_id, "moved_from": place.path})
 
 
 def _claim_fork(settings: Settings, origin: Path) -> CommandResult:
@@ -134,7 +130,7 @@ def _claim_fork(settings: Settings, origin: Path) -> CommandResult:
     text = f"run `{settings.run}` ({own.run_id}) is a fork of {describe_parent(parent)}: {paths.run_dir}"
     for root in parent.shared:
         text += f"\n`{root}` holds the checkpoints of its parent: name a directory of its own with --checkpoints DIR"
-    return CommandResult(text=text, data={"run": settings.run, "run_id": own.run_id, "parent": parent.to_json()})
+    return CommandResult(lines=text, data={"run": settings.run, "run_id": own.run_id, "parent": parent.to_json()})
 
 
 def _shared_roots(place: Place, origin: Place | None, paths: RunPaths, origin_dir: Path) -> tuple[str, ...]:

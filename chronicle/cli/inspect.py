@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from chronicle.checkpoints import name_twins
-from chronicle.cli.options import AT_CHECKPOINTS, IN_RUN, AtCheckpoints, CommandResult, InRun, all_runs
+from chronicle.cli.options import AT_CHECKPOINTS, IN_RUN, AtCheckpoints, CommandResult, InRun
 from chronicle.errors import ChronicleError
 from chronicle.story.plain import align_columns, format_size
 from rollback.checkpoint.layout import Checkpoint
@@ -13,7 +13,7 @@ from rollback.checkpoint.listing import list_checkpoints, list_unrecognised, rea
 from rollback.checks.inspection import GROUP_FIELDS, LR_FIELDS, summarise
 from rollback.checks.leaves import Difference, compare_leaves, read_leaves
 from rollback.disk import remote
-from rollback.errors import UnknownFormat, one_line, visible
+from rollback.errors import UnknownFormat
 from rollback.records import record_of
 
 if TYPE_CHECKING:
@@ -30,8 +30,9 @@ def inspect(
 ) -> CommandResult:
     """Show what a checkpoint holds, or what differs between two.
 
-    LRs, counters, RNG, data, topology. Of two, every value in their files that differs, tensors by their bytes. Without one,
-    or of a directory of checkpoints, which checkpoints are there and what was not recognised.
+    It shows LRs, counters, RNG, data position and topology. With two checkpoints it shows every value that differs; tensors
+    are compared by their bytes. Without a checkpoint, or for a directory, it lists the checkpoints there and what was not
+    recognised.
 
     Example: chronicle inspect checkpoints/opt_step-30500
 
@@ -53,8 +54,7 @@ def inspect(
             raise
         return _listing(Path(path))
     summary = summarise(read_state(chosen, allow_strays=True))
-    text = "\n".join(map(one_line, _lines(summary, all_files)))
-    return CommandResult(text=text, data=summary, talk=name_twins(chosen))
+    return CommandResult(lines=list(_lines(summary, all_files)), data=summary, talk=name_twins(chosen))
 
 
 def _listing(root: Path) -> CommandResult:
@@ -65,13 +65,13 @@ def _listing(root: Path) -> CommandResult:
     for one in found:
         step = "step unknown" if one.step is None else f"step {one.step}"
         away = "" if one.abandoned is None else f"abandoned by {one.abandoned}"
-        rows.append((one_line(one.path.name), one.format, step, format_size(one.size_bytes), away))
+        rows.append((one.path.name, one.format, step, format_size(one.size_bytes), away))
     lines = align_columns(rows) or [f"no checkpoints in {root}"]
     lines += [say_unrecognised(unknown)] * bool(unknown)
     fields = ("path", "format", "step", "size_bytes", "abandoned")
     listed = [{name: getattr(one, name) for name in fields} for one in found]
     data = {"root": root, "checkpoints": listed, "not_recognised": unknown}
-    return CommandResult(text="\n".join(lines), data=data, talk=name_twins(*found))
+    return CommandResult(lines=lines, data=data, talk=name_twins(*found))
 
 
 def _lines(summary: Mapping[str, Any], all_files: bool) -> Iterator[str]:
@@ -234,7 +234,7 @@ def _compared(one: Checkpoint, other: Checkpoint) -> CommandResult:
         "a": str(one.path), "b": str(other.path), "differences": [record_of(found) for found in differences],
         "equal": num_equal, "not_compared": unread,
     }  # fmt: skip
-    return CommandResult(text=visible("\n".join(lines)), data=data, talk=name_twins(one, other))
+    return CommandResult(lines=lines, data=data, talk=name_twins(one, other))
 
 
 def _what_differs(found: Difference, before: str, after: str) -> str:
@@ -290,8 +290,8 @@ def settings(
     if not changes:
         found = settings_of(told.entries, told.launch)
         rows = [(name, _values(value)) for name, value in sorted(found.items())]
-        text = "\n".join(map(one_line, align_columns(rows))) or "no settings were recorded for this launch"
-        return CommandResult(text=text, data={"launch": told.launch, "settings": found})
+        lines = align_columns(rows) or "no settings were recorded for this launch"
+        return CommandResult(lines=lines, data={"launch": told.launch, "settings": found})
     earlier = [one.number for one in run.launches if one.number < told.launch]
     if not earlier:
         raise ChronicleError(f"launch {told.launch} is the first of run `{run.name}`: nothing to compare it with")
@@ -305,7 +305,7 @@ def _launch_named(named: str | None, at: InRun) -> tuple["Run", "Told"]:
 
     words = named or ""
     words = at.existing().run + words if words[:1] in ("", "@") else words
-    run, number = open_launch(words, logs=None if at.logs is None else all_runs(at.logs))
+    run, number = open_launch(words, logs=at.named())
     return run, Told(run.paths, run.entries, run.launch(number))
 
 
@@ -328,13 +328,13 @@ def _diff_launches(one: "Told", other: "Told") -> CommandResult:
     same_run = one.paths == other.paths
     names = [str(told.launch) if same_run else f"{told.paths.run}@{told.launch}" for told in (one, other)]
     of = "launches " if same_run else ""
-    lines = [one_line(change.words) for change in changes]
+    lines = [change.words for change in changes]
     lines = lines or [f"no recorded setting of {of}{names[0]} and {names[1]} differs"]
-    lines += [f"uncommitted changes differ in {', '.join(map(one_line, files))}"] if files else []
+    lines += [f"uncommitted changes differ in {', '.join(files)}"] if files else []
     said = [change._asdict() for change in changes]
     data: dict[str, Any] = {"a": one.launch, "b": other.launch, "changes": said, "equal": equal, "files": files}
     data |= {} if same_run else {"runs": [one.paths.run, other.paths.run]}
     talk = [f"{names[0]} → {names[1]}: {equal} recorded settings are equal"]
     if packages is None:
         talk.append("packages: their list was not kept for both launches")
-    return CommandResult(text="\n".join(lines), data=data, talk=tuple(talk))
+    return CommandResult(lines=lines, data=data, talk=talk)

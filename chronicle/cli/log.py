@@ -2,7 +2,6 @@
 
 import itertools
 import json as json_module
-import os
 import shutil
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence, Set
@@ -19,7 +18,7 @@ from chronicle.paths import RunPaths
 from chronicle.report.graph import GraphLine, draw_graph
 from chronicle.story import read_story
 from chronicle.story.chapters import BOOKKEEPING
-from chronicle.story.plain import format_when, plain, plain_block
+from chronicle.story.plain import Coloured, format_when, lines_of
 from chronicle.story.read import points_until
 from rollback.channels import Role, value_of
 
@@ -76,7 +75,7 @@ def log(
     for row in data:
         if row["kind"] == EntryKind.LAUNCH_START:
             row["inferred"] = row.get("launch") in guesses
-    return CommandResult(text="\n".join(_lines(chosen, guesses)), data=data, talk=tuple(talk))
+    return CommandResult(lines=list(_lines(chosen, guesses)), data=data, talk=talk)
 
 
 def _select(entries: Sequence[Entry], kinds: Sequence[str]) -> list[Entry]:
@@ -106,7 +105,7 @@ def _graph(paths: RunPaths, limit: int) -> CommandResult:
     talk = [] if story.entries else [f"no entries in run `{paths.run}`"]
     if limit and len(rows) > limit:
         talk, rows = [f"the newest {limit} lines; `-n 0` shows all"], rows[:limit]
-    return CommandResult(text="\n".join(_paint(rows)), talk=tuple(talk))
+    return CommandResult(lines=list(_paint(rows)), talk=talk)
 
 
 def _lines(entries: Sequence[Entry], guesses: Set[int]) -> Iterator[str]:
@@ -114,11 +113,11 @@ def _lines(entries: Sequence[Entry], guesses: Set[int]) -> Iterator[str]:
     for entry in entries:
         launch = "" if entry.launch is None else f"L{entry.launch}"
         step = "" if entry.step is None else str(entry.step)
-        what = plain(entry.title) or plain(CheckpointSaved.view(entry.data).path or GuardVerdict.view(entry.data).verdict)
+        what = entry.title or CheckpointSaved.view(entry.data).path or GuardVerdict.view(entry.data).verdict
         what += " · inferred" if entry.kind == EntryKind.LAUNCH_START and entry.launch in guesses else ""
         where = f"{launch:>4} {step:>8}"
-        kind = f"{plain(entry.kind):<{min(widest, 16)}}"
-        yield _fitted(f"{plain(entry.id[-8:])}  {format_when(entry.ts)}  {where}  {kind}  {what}".rstrip(), "", columns)
+        kind = f"{entry.kind:<{min(widest, 16)}}"
+        yield _fitted(f"{entry.id[-8:]}  {format_when(entry.ts)}  {where}  {kind}  {what}".rstrip(), "", columns)
 
 
 def _loss_reader(paths: RunPaths) -> Callable[[int, int], float | None]:
@@ -132,14 +131,14 @@ def _loss_reader(paths: RunPaths) -> Callable[[int, int], float | None]:
     return loss_at
 
 
-def _paint(rows: Sequence[GraphLine]) -> Iterator[str]:
+def _paint(rows: Sequence[GraphLine]) -> Iterator[str | Coloured]:
     width = min(24, max((len(row.lanes) for row in rows), default=0))
-    colour, columns = _wants_colour(), _columns()
+    columns = _columns()
     for row in rows:
-        name = f"  {plain(row.entry_id[-8:])}" if row.entry_id else ""
+        name = f"  {row.entry_id[-8:]}" if row.entry_id else ""
         text = _fitted(f"{row.lanes:<{width}}  {row.text}".rstrip(), name, columns)
-        code = COLOURS.get(row.style) if colour else None
-        yield f"\x1b[{code}m{text}\x1b[0m" if code else text
+        code = COLOURS.get(row.style)
+        yield Coloured(code, text) if code else text
 
 
 def _columns() -> int | None:
@@ -152,13 +151,6 @@ def _fitted(text: str, name: str, columns: int | None) -> str:
     if columns is None or len(text) + len(name) <= columns:
         return text + name
     return text[: max(0, columns - len(name) - 1)] + "…" + name
-
-
-def _wants_colour() -> bool:
-    """Whether to use colour: on a terminal without NO_COLOR (https://no-color.org), or with FORCE_COLOR."""
-    if os.environ.get("NO_COLOR") or os.environ.get("TERM") == "dumb":
-        return False
-    return bool(os.environ.get("FORCE_COLOR")) or sys.stdout.isatty()
 
 
 # --- chronicle show
@@ -191,7 +183,7 @@ def show(
     related = [e for e in journal.entries if entry.id in e.refs]
     data = {"entry": json_module.loads(entry.to_json()), "referred_by": [e.id for e in related]}
     lines = [*_entry_lines(entry, related, journal), *_changed(entry, journal)]
-    return CommandResult(text="\n".join(lines), data=data)
+    return CommandResult(lines=lines, data=data)
 
 
 def _changed(entry: Entry, journal: Journal) -> Iterator[str]:
@@ -200,13 +192,11 @@ def _changed(entry: Entry, journal: Journal) -> Iterator[str]:
         return
     from chronicle.story.launch_settings import changed_before
 
-    numbers = sorted({one.launch for one in journal.of_kind(EntryKind.LAUNCH_START) if one.launch is not None})
-    found = changed_before(journal.entries, numbers, entry.launch)
+    found = changed_before(journal.entries, entry.launch)
     if found is not None:
-        before, changes = found
         yield ""
-        yield f"launch {entry.launch} has otherwise than launch {before}:"
-        yield from (f"  {plain(one.words)}" for one in changes)
+        yield f"launch {entry.launch} has otherwise than launch {found.launch}:"
+        yield from (f"  {one.words}" for one in found.changes)
 
 
 def _show_batch(journal: Journal, paths: RunPaths) -> CommandResult:
@@ -217,46 +207,47 @@ def _show_batch(journal: Journal, paths: RunPaths) -> CommandResult:
         raise ChronicleError(f"no first batch with token ids is recorded in run `{paths.run}`", remedy)
     seen = FirstBatchSeen.of(entry)
     launch = "" if entry.launch is None else f"launch {entry.launch} · "
-    lines = [f"{launch}step {entry.step} · {format_when(entry.ts)} · {plain(entry.id[-8:])}"]
-    lines += plain_block(seen.text).split("\n")
-    lines += [f"{plain(name).replace('_', ' ')}  {plain(value)}" for name, value in seen.revisions.items()]
-    return CommandResult(text="\n".join(lines), data={"entry": json_module.loads(entry.to_json())})
+    lines = [f"{launch}step {entry.step} · {format_when(entry.ts)} · {entry.id[-8:]}"]
+    lines += lines_of(seen.text)
+    lines += [f"{name.replace('_', ' ')}  {value}" for name, value in seen.revisions.items()]
+    return CommandResult(lines=lines, data={"entry": json_module.loads(entry.to_json())})
 
 
 def _entry_lines(entry: Entry, related: list[Entry], journal: Journal) -> Iterator[str]:
-    yield f"{plain(entry.kind)} {plain(entry.id)}"
+    yield f"{entry.kind} {entry.id}"
     yield f"when    {format_when(entry.ts)}"
     if entry.launch is not None or entry.step is not None:
         launch = "" if entry.launch is None else f"launch {entry.launch}"
         step = "" if entry.step is None else f"step {entry.step}"
         yield f"where   {' · '.join(x for x in (launch, step) if x)}"
-    yield f"writer  {plain(entry.writer)} line {entry.seq + 1}"
+    yield f"writer  {entry.writer} line {entry.seq + 1}"
     if entry.title:
-        yield f"\n    {plain(entry.title)}"
+        yield ""
+        yield f"    {entry.title}"
     if entry.data:
         yield ""
         yield from (f"    {line}" for line in _value(entry.data))
     by_id = {e.id: e for e in journal.entries}
     for ref in entry.refs:
-        yield f"refers to    {plain(ref)} {_brief(by_id.get(ref))}"
+        yield f"refers to    {ref} {_brief(by_id.get(ref))}"
     for other in related:
-        yield f"referred by  {plain(other.id)} {_brief(other)}"
+        yield f"referred by  {other.id} {_brief(other)}"
 
 
 def _brief(entry: Entry | None) -> str:
-    return "(not in this journal)" if entry is None else f"{plain(entry.kind)} {plain(entry.title)}".rstrip()
+    return "(not in this journal)" if entry is None else f"{entry.kind} {entry.title}".rstrip()
 
 
 def _value(value: Any, indent: str = "") -> Iterator[str]:
     """A mapping as indented lines; short values follow their names."""
     items = value.items() if isinstance(value, Mapping) else enumerate(value)
     for key, inner in items:
-        name = plain(key) if isinstance(value, Mapping) else "-"
+        name = str(key) if isinstance(value, Mapping) else "-"
         if isinstance(inner, Mapping | list | tuple) and inner:
             yield f"{indent}{name}"
             yield from _value(inner, indent + "  ")
         elif isinstance(inner, str) and "\n" in inner:
             yield f"{indent}{name}"
-            yield from (f"{indent}  {line}" for line in plain_block(inner).split("\n"))
+            yield from (f"{indent}  {line}" for line in lines_of(inner))
         else:
-            yield f"{indent}{name}  {plain(inner)}"
+            yield f"{indent}{name}  {inner}"

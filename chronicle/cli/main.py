@@ -22,7 +22,7 @@ from typer.main import get_command
 from chronicle.cli.options import CommandResult, ExitCode, spread
 from chronicle.errors import ChronicleError, Declined, RunCopied, UsageProblem
 from chronicle_ml import ShadowedPackage, require_own
-from rollback.errors import Refused, RollbackError, StoppedPartWay, StoreFailed
+from rollback.errors import RollbackError, StoreFailed
 
 # title -> verb -> (module and function, summary). `chronicle --help` prints it without importing the modules; the summary
 # is the first line of the command's own help, which a test compares.
@@ -68,7 +68,7 @@ GROUPS: Mapping[str, Mapping[str, tuple[str, str]]] = {
 }
 # Rarely typed, or typed by scripts: `chronicle --help` only names them, `chronicle help all` shows their summaries too.
 ADVANCED: Mapping[str, tuple[str, str]] = {
-    "alerts": ("chronicle.cli.alerts:alerts", "Show where alerts go and what waits; try it, or send it."),
+    "alerts": ("chronicle.cli.alerts:alerts", "Show where alerts go; send a test, or send what waits."),
     "use": ("chronicle.cli.config:use", "Let the commands in this directory act on another run."),
     "config": ("chronicle.cli.config:app", "Show the settings, or print the shell completion script."),
     "hardware": ("chronicle.cli.hardware:hardware", "Record hardware events; exclude a node, or readmit it."),
@@ -126,16 +126,16 @@ class VerbGroup(TyperGroup):
 
     def format_commands(self, ctx: Any, formatter: Any) -> None:
         """Write the commands with their summaries, one section per group of `GROUPS`."""
-        for title, commands in GROUPS.items():
-            with formatter.section(title):
-                formatter.write_dl([(f"{verb:<12}", summary) for verb, (_, summary) in commands.items()])
         advanced = {verb: summary for verb, (_, summary) in ADVANCED.items()}
         advanced |= {verb: PLUGINS.get(verb, "") for verb in _plugins()}
+        sections = {title: [(verb, row[1]) for verb, row in commands.items()] for title, commands in GROUPS.items()}
         if self.everything:
-            with formatter.section("Advanced"):
-                formatter.write_dl([(f"{verb:<12}", summary) for verb, summary in sorted(advanced.items())])
-            with formatter.section("Old names, which keep working"):
-                formatter.write_dl([(f"{verb:<12}", f"chronicle {words}") for verb, words in OLD_NAMES.items()])
+            sections["Advanced"] = sorted(advanced.items())
+            sections["Old names, which keep working"] = [(verb, f"chronicle {words}") for verb, words in OLD_NAMES.items()]
+        for title, rows in sections.items():
+            with formatter.section(title):
+                formatter.write_dl([(f"{verb:<12}", said) for verb, said in rows])
+        if self.everything:
             return
         with formatter.section("Advanced (`chronicle help all` says what they do)"):
             formatter.write_text(", ".join(sorted(advanced)))
@@ -286,9 +286,10 @@ def _render(outcome: Any, *, as_json: bool) -> int:
     stores = _stores()
     for line in (*outcome.talk, *(() if stores is None else stores.notes())):
         print(_shown(line), file=sys.stderr)
-    text = outcome.text
     if as_json and outcome.data is not None:
         text = json.dumps(outcome.data, indent=2, ensure_ascii=False, default=str)
+    else:
+        text = outcome.text
     if text:
         text += "" if text.endswith("\n") else "\n"
         text = text if stores is None else stores.shown(text)
@@ -316,10 +317,8 @@ def explain(problem: BaseException) -> int:
     if name == "NoArgsIsHelpError":  # `chronicle data`: its help, as `chronicle` alone prints its own
         print(problem)
         return ExitCode.DONE
-    if isinstance(problem, ChronicleError):
-        return _say(problem.message, problem.remedy, problem.exit_code)
-    if isinstance(problem, RollbackError | StoreFailed | ShadowedPackage):
-        return _say(str(problem), problem.remedy, _code_of(problem))
+    if isinstance(problem, ChronicleError | RollbackError | StoreFailed | ShadowedPackage):
+        return _say(str(problem), problem.remedy, getattr(problem, "exit_code", ExitCode.ERROR))
     if hasattr(problem, "format_message"):  # typer's usage errors
         command = getattr(getattr(problem, "ctx", None), "command_path", "chronicle")
         return _say(problem.format_message(), f"see `{command} --help`", ExitCode.USAGE)
@@ -331,12 +330,6 @@ def explain(problem: BaseException) -> int:
     if missing in EXTRAS:
         return _say(f"{missing} is not installed", f"pip install 'chronicle-ml[{EXTRAS[missing]}]'", ExitCode.ERROR)
     return _unexpected(problem)
-
-
-def _code_of(problem: BaseException) -> int:
-    if isinstance(problem, StoppedPartWay):
-        return ExitCode.STOPPED_PART_WAY
-    return ExitCode.REFUSED if isinstance(problem, Refused) else ExitCode.ERROR
 
 
 def _os_sentence(problem: OSError) -> tuple[str, str | None]:
@@ -369,13 +362,10 @@ def _stores() -> Any:
 
 def _shown(text: str) -> str:
     """`text` without control characters: messages quote file names and arguments."""
-    if (stores := _stores()) is not None:
-        text = stores.shown(text)
-    if text.replace("\n", "").isprintable():
-        return text
     from chronicle.story.plain import plain_block
 
-    return plain_block(text)
+    stores = _stores()
+    return plain_block(text if stores is None else stores.shown(text))
 
 
 if __name__ == "__main__":

@@ -58,12 +58,10 @@ def mcp(logs: LogsOption = None) -> CommandResult:
     Example: chronicle mcp --logs logs
     """
     seat = Seat(all_runs(logs))
-    try:
-        import anyio
-        import mcp as package  # noqa: F401
-    except ModuleNotFoundError as problem:
-        raise ChronicleError("mcp is not installed", "pip install 'chronicle-ml[mcp]'") from problem
-    anyio.run(_serve, seat)
+    import mcp as package  # noqa: F401
+    from anyio import run
+
+    run(_serve, seat)
     return CommandResult()
 
 
@@ -175,11 +173,6 @@ def runs(seat: Seat, where: str | None = None, sort: str = "name", limit: int = 
     return {"runs": shown, "not_listed": len(rows) - len(shown), "said": list(listed.talk)}
 
 
-def status(seat: Seat, run: str) -> Any:
-    """Where a run is, what is open, what to do next."""
-    return seat.say("status", run=run).data
-
-
 def events(
     seat: Seat, run: str, since: str | None = None, kinds: list[str] | None = None, open_only: bool = False, limit: int = 20
 ) -> Any:
@@ -227,34 +220,30 @@ def compare(seat: Seat, runs: list[str], channel: str = "loss") -> Any:
     return seat.say("compare", [seat.run(name).run for name in runs], channel=channel).data
 
 
-def spikes(seat: Seat, run: str) -> Any:
-    """Divergences in a run's log, and the rollback that an open one calls for."""
-    return seat.say("watch", run=run, once=True).data
-
-
-def costs(seat: Seat, run: str) -> Any:
-    """Goodput, lost steps and hours by cause."""
-    return seat.say("costs", run=run).data
-
-
 def changes(seat: Seat, run: str, first: int, second: int) -> Any:
     """Settings that two launches, by their numbers, have otherwise."""
     return seat.say("settings", f"@{first}", f"@{second}", run=run).data
 
 
-def latest(seat: Seat, run: str) -> Any:
-    """The newest whole checkpoint."""
-    return seat.say("verify", newest=True, full=False, run=run).data
+# what a verb tells of a run: tool -> (what it says, the verb, its options)
+OF_VERBS: Mapping[str, tuple[str, str, Mapping[str, Any]]] = {
+    "status": ("Where a run is, what is open, what to do next.", "status", {}),
+    "spikes": ("Divergences in a run's log, and the rollback that an open one calls for.", "watch", {"once": True}),
+    "costs": ("Goodput, lost steps and hours by cause.", "costs", {}),
+    "latest": ("The newest whole checkpoint.", "verify", {"newest": True, "full": False}),
+    "audit": ("Whether journal, logs and manifests hold together. Reads much.", "audit", {}),
+    "processes": ("The living processes of a run on this host.", "ps", {}),
+}
 
 
-def audit(seat: Seat, run: str) -> Any:
-    """Whether journal, logs and manifests hold together. Reads much."""
-    return seat.say("audit", run=run).data
+def _of_verb(name: str) -> Callable[..., Any]:
+    says, verb, options = OF_VERBS[name]
 
+    def answer(seat: Seat, run: str) -> Any:
+        return seat.say(verb, run=run, **options).data
 
-def processes(seat: Seat, run: str) -> Any:
-    """The living processes of a run on this host."""
-    return seat.say("ps", run=run).data
+    answer.__name__, answer.__doc__ = name, says
+    return answer
 
 
 # --- telling and proposing --------------------------------------------------------------------------------------------------
@@ -332,7 +321,7 @@ def plan_relaunch(seat: Seat, run: str, reason: str) -> Any:
 
 # --- the tools --------------------------------------------------------------------------------------------------------------
 
-READING = (runs, status, events, entry, curve, compare, spikes, costs, changes, latest, audit, processes)
+READING: tuple[Callable[..., Any], ...] = (runs, events, entry, curve, compare, changes, *map(_of_verb, OF_VERBS))
 TELLING = (note, plan_rollback, plan_stop, plan_relaunch)
 TEXT: dict[str, Any] = {"type": "string", "pattern": r"^[^\0]*$"}
 INTEGER: dict[str, Any] = {"type": "integer", "minimum": -(1 << 53), "maximum": 1 << 53}

@@ -10,10 +10,11 @@ import subprocess
 import sys
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 from typer import Option
 
+from chronicle.cli.completion import complete_entries
 from chronicle.cli.options import IN_RUN, CommandResult, InRun, need_run
 from chronicle.errors import ChronicleError, UsageProblem
 from chronicle.journal.events import Amendment, Close, EntryKind, Incident, Note, Words
@@ -32,12 +33,6 @@ NOT_CLOSABLE = (
     *(EntryKind.CLOSE, EntryKind.AMEND, EntryKind.RUN_INIT, EntryKind.CHECKPOINT),
     *(EntryKind.LAUNCH_START, EntryKind.LAUNCH_STEP, EntryKind.LAUNCH_END),
 )
-
-
-def _entries(incomplete: str) -> list[str]:
-    from chronicle.cli.completion import complete_entries
-
-    return complete_entries(incomplete)
 
 
 class CloseOutcome(StrEnum):
@@ -71,7 +66,7 @@ def note(
             "--close",
             help="Record the outcome of this entry; `open` for the only one that is open.",
             metavar="ID",
-            autocompletion=_entries,
+            autocompletion=complete_entries,
         ),
     ] = None,
     outcome: CloseOutcome | None = None,
@@ -115,32 +110,32 @@ def note(
     if text == "-":
         text = sys.stdin.read()
     title, body = _split(text if text is not None else _from_editor(settings.run))
-    words = {"text": body, "symptom": seen, "expect": expect, "rule": rule}
-    data: dict[str, Any] = {key: value for key, value in words.items() if value}
-    if suspect:
-        data["suspects"] = [_suspect(claim) for claim in suspect]
-    if did:
-        data["action"] = {"verb": "change", "changes": [_change(change) for change in did]}
-    if host:
-        data["hosts"] = list(host)
-    if tag:
-        data["tags"] = list(tag)
-    if attach:
-        data["evidence"] = [store_file(paths, path) for path in attach]
-    event = (Amendment if amend else Incident if incident else Note).from_json(data)
+    said = {
+        "text": body,
+        "symptom": seen,
+        "expect": expect,
+        "rule": rule,
+        "suspects": [_suspect(claim) for claim in suspect or ()],
+        "action": {"verb": "change", "changes": [_change(change) for change in did]} if did else None,
+        "hosts": host,
+        "tags": tag,
+        "evidence": [store_file(paths, path) for path in attach or ()],
+    }
+    kind = Incident if incident else Note
+    event = (Amendment if amend else kind).from_json({name: value for name, value in said.items() if value})
     with JournalWriter(paths) as writer:
         entry = writer.write(event, step=step, launch=launch, title=title, refs=refs)
     talk = [f"new journal: {paths.journal_dir}"] if fresh else []
     if incident:
         talk.append(f"record the outcome with: chronicle note --close {entry.id[-8:]} --outcome worked")
     result = {"id": entry.id, "kind": entry.kind, "title": title, "run": settings.run}
-    return CommandResult(text=f"{entry.id}  {plain(title)}", data=result, talk=tuple(talk))
+    return CommandResult(lines=f"{entry.id}  {title}", data=result, talk=talk)
 
 
 def _close(entry_id: str | None, text: str | None, outcome: CloseOutcome | None, rule: str | None, at: InRun) -> CommandResult:
     """Write the outcome of an entry; `open` names the only one that is open."""
     if entry_id is None:
-        raise UsageProblem("--outcome is of an entry: name it with --close ID", "`chronicle status` lists what is open")
+        raise UsageProblem("--outcome needs an entry: name it with --close ID", "`chronicle status` lists what is open")
     if outcome is None:
         words = f"chronicle note --close {entry_id} --outcome worked"
         raise UsageProblem("no outcome given: expected --outcome " + "|".join(CloseOutcome), words)
@@ -161,14 +156,15 @@ def _close(entry_id: str | None, text: str | None, outcome: CloseOutcome | None,
     if entry.kind in NOT_CLOSABLE:
         message = f"entry {plain(entry.id)} is a `{plain(entry.kind)}`: it has no outcome"
         raise UsageProblem(message, "`chronicle status` lists what is open")
-    said = {"outcome": outcome.value} | {name: words for name, words in (("text", text), ("rule", rule)) if words}
     closed = read_event(entry)
     with JournalWriter(settings.paths) as writer:
+        said = {"outcome": outcome.value, "text": text, "rule": rule}
+        event = Close.from_json({name: value for name, value in said.items() if value})
         title = f"{outcome.value}: {entry.title}"[:200]
-        written = writer.write(Close.from_json(said), step=story.headline.step or None, title=title, refs=(entry.id,))
-    talk = (f"expected: {plain(closed.expect)}",) if isinstance(closed, Words) and closed.expect else ()
+        written = writer.write(event, step=story.headline.step or None, title=title, refs=(entry.id,))
+    talk = (f"expected: {closed.expect}",) if isinstance(closed, Words) and closed.expect else ()
     result = {"id": written.id, "closes": entry.id, "outcome": outcome.value, "run": settings.run}
-    return CommandResult(text=f"{written.id}  {plain(written.title)}", data=result, talk=talk)
+    return CommandResult(lines=[f"{written.id}  {written.title}"], data=result, talk=talk)
 
 
 def _find_entry(paths: RunPaths, wanted: str) -> str:

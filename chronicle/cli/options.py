@@ -16,21 +16,17 @@ from typing import TYPE_CHECKING, Annotated, Any, NamedTuple, Self, get_origin, 
 
 from typer import Argument, Option
 
+from chronicle.cli.completion import complete_runs
 from chronicle.errors import ChronicleError
 from chronicle.paths import RunPaths
 from chronicle.settings import Settings, is_url, load_settings, refuse_store
 
 if TYPE_CHECKING:
+    from chronicle.story.plain import Coloured
     from rollback.checkpoint.layout import Checkpoint
 
 
-def _runs(incomplete: str) -> list[str]:
-    from chronicle.cli.completion import complete_runs
-
-    return complete_runs(incomplete)
-
-
-RunOption = Annotated[str | None, Option("--run", help="Name of the run.", metavar="NAME", autocompletion=_runs)]
+RunOption = Annotated[str | None, Option("--run", help="Name of the run.", metavar="NAME", autocompletion=complete_runs)]
 LogsOption = Annotated[Path | None, Option("--logs", help="Directory of all runs [logs].", metavar="DIR")]
 CheckpointsOption = Annotated[
     Path | None, Option("--checkpoints", help="Directory in which the trainer saves checkpoints.", metavar="DIR")
@@ -53,20 +49,30 @@ class Given:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class InRun(Given):
-    """The options of a command that needs a run, and not where its checkpoints are."""
+class InLogs(Given):
+    """The options of a command about the runs of a directory."""
 
-    run: RunOption = None
     logs: LogsOption = None
     json: JsonOption = False
 
-    def settings(self) -> Settings:
-        """The settings of this command."""
-        return settings_from(self.run, self.logs)
+    def named(self) -> Path | None:
+        """The directory that was named; None where it is that of the settings."""
+        return None if self.logs is None else all_runs(self.logs)
 
-    def existing(self) -> Settings:
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class InRun(InLogs):
+    """The options of a command that needs a run, and not where its checkpoints are."""
+
+    run: RunOption = None
+
+    def settings(self, *, stores: bool = False) -> Settings:
+        """The settings of this command. `stores`: it reads object stores too."""
+        return settings_from(self.run, self.logs, stores=stores)
+
+    def existing(self, *, stores: bool = False) -> Settings:
         """The settings; raises `ChronicleError` when there is no such run."""
-        return need_run(self.settings())
+        return need_run(self.settings(stores=stores))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,12 +82,8 @@ class AtCheckpoints(InRun):
     checkpoints: CheckpointsOption = None
 
     def settings(self, *, stores: bool = False) -> Settings:
-        """The settings with the checkpoints directory. `stores`: the command reads object stores too."""
+        """The settings with the checkpoints directory."""
         return settings_with_checkpoints(self.run, self.logs, self.checkpoints, stores=stores)
-
-    def existing(self, *, stores: bool = False) -> Settings:
-        """The settings; raises `ChronicleError` when there is no such run."""
-        return need_run(self.settings(stores=stores))
 
     def flags(self) -> tuple[str, ...]:
         """The directory flags as text, for the command that is proposed."""
@@ -93,10 +95,18 @@ class AtCheckpoints(InRun):
 
     def checkpoint(self, named: str, *, stores: bool = False, count_steps: bool = True) -> "Checkpoint":
         """The checkpoint at a path, or of a step (`30500`, `30500@LAUNCH`) of the run."""
-        if Path(named).exists() or (not named.partition("@")[0].isdigit() and "/" in named):
-            return checkpoint_named(named, None, count_steps=count_steps)
+        from rollback.checkpoint.listing import list_checkpoints, open_checkpoint
+        from rollback.checkpoint.select import select_checkpoint
+
+        if is_url(named):
+            raise refuse_store(named)
+        step, _, launch = named.partition("@")
+        if Path(named).exists() or (not step.isdigit() and "/" in named):
+            return open_checkpoint(named, count_steps=count_steps)
         root = self.settings(stores=stores).need_checkpoints()
-        return checkpoint_named(named, root, count_steps=count_steps)
+        if step.isdigit() and (not launch or launch.isdigit()):
+            return select_checkpoint(list_checkpoints(root), int(step), int(launch) if launch else None, root)
+        return open_checkpoint(root / named if (root / named).exists() else named, count_steps=count_steps)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -113,7 +123,8 @@ class Changing(Forcing):
     yes: YesOption = False
 
 
-IN_RUN, AT_CHECKPOINTS, FORCING, CHANGING = InRun(), AtCheckpoints(), Forcing(), Changing()  # the defaults of such a parameter
+# the defaults of such a parameter
+IN_LOGS, IN_RUN, AT_CHECKPOINTS, FORCING, CHANGING = InLogs(), InRun(), AtCheckpoints(), Forcing(), Changing()
 RARE = "\nRare options:\n"
 ROW = re.compile(r"^  (\S.*?): ((?:.|\n {4,})*)", re.MULTILINE)
 ORDER = ("force", "yes", "run", "logs", "checkpoints", "json")  # in which `--help` lists these options
@@ -218,12 +229,24 @@ class ExitCode(IntEnum):
 
 
 class CommandResult(NamedTuple):
-    """What a command returns: `text` for stdout, `talk` for stderr, `data` for `--json` (one object, or a list)."""
+    """What a command returns: `lines` for people, `talk` for stderr, `data` for `--json` (one object, or a list).
 
-    text: str = ""
+    Each line is escaped when it is printed, so a verb puts words of others into it as they are. Where one text is given, its
+    line breaks stay. `raw` is for other programs: it is printed as it is, in place of the lines.
+    """
+
+    lines: "str | Sequence[str | Coloured]" = ()
     data: Mapping[str, Any] | Sequence[Any] | None = None
     exit_code: int = ExitCode.DONE
-    talk: tuple[str, ...] = ()
+    talk: Sequence[str] = ()
+    raw: str = ""
+
+    @property
+    def text(self) -> str:
+        """What stands on stdout without `--json`."""
+        from chronicle.story.plain import shown_lines
+
+        return self.raw or shown_lines(self.lines)
 
 
 # --- The run that a command reads
@@ -316,17 +339,3 @@ def _recorded_roots(paths: RunPaths) -> list[Path]:
     except (ChronicleError, OSError):
         return []  # the command that reads the journal reports what is wrong with it
     return list(dict.fromkeys(Path(os.path.abspath(root)) for root in roots))
-
-
-def checkpoint_named(named: str, root: Path | None, *, count_steps: bool = True) -> "Checkpoint":
-    """The checkpoint at a path, or of a step (`30500`, `30500@LAUNCH`) below `root`."""
-    from rollback.checkpoint.listing import list_checkpoints, open_checkpoint
-    from rollback.checkpoint.select import select_checkpoint
-
-    if is_url(named):
-        raise refuse_store(named)
-    step, _, launch = named.partition("@")
-    if root is not None and step.isdigit() and (not launch or launch.isdigit()):
-        return select_checkpoint(list_checkpoints(root), int(step), int(launch) if launch else None, root)
-    path = root / named if root is not None and (root / named).exists() else named
-    return open_checkpoint(path, count_steps=count_steps)

@@ -3,7 +3,7 @@
 import json as json_format
 import os
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 
@@ -14,8 +14,8 @@ from chronicle.errors import UsageProblem
 from chronicle.journal import Entry, read_journal
 from chronicle.journal.events import LaunchStart, Preflight, events_of
 from chronicle.launch.ending import free_bytes
-from chronicle.preflight.facts import SIGNAL_LEAD_VARIABLE, Baseline, TrainerFacts, find_plan, read_seconds
-from chronicle.preflight.gate import check_facts, require_known
+from chronicle.preflight.facts import Baseline, TrainerFacts
+from chronicle.preflight.gate import check_facts, read_baseline, require_known
 from chronicle.preflight.host import Host, check_host, measured_save_seconds
 from chronicle.preflight.results import CheckResult, CheckVerdict, count_verdicts
 
@@ -63,7 +63,7 @@ def preflight(
     from_facts = {one.check: one for one in check_facts(known, expected, skip=skipped)}
     results = tuple(sorted((from_facts | _better(from_host, from_facts)).values(), key=lambda one: one.check))
     failed = any(one.verdict is CheckVerdict.FAIL for one in results)
-    lines = [_line(one) for one in results if one.verdict is not CheckVerdict.UNKNOWN]
+    lines = [line for one in results if one.verdict is not CheckVerdict.UNKNOWN for line in _lines(one)]
     unread = [one.title for one in results if one.verdict is CheckVerdict.UNKNOWN]
     if unread:
         lines.append(f"not checked: {', '.join(unread)} (a launch under the guard answers most; `--json` says what each needs)")
@@ -71,7 +71,7 @@ def preflight(
     if command:
         lines.append(said_of(command, entries, Path.cwd(), time.time()))
     data = {"checks": [one.to_json() for one in results], "facts": source}
-    return CommandResult(text="\n".join(lines), data=data, exit_code=ExitCode.REFUSED if failed else ExitCode.DONE)
+    return CommandResult(lines=lines, data=data, exit_code=ExitCode.REFUSED if failed else ExitCode.DONE)
 
 
 def _last_command(entries: tuple[Entry, ...]) -> tuple[str, ...]:
@@ -107,26 +107,24 @@ def _find_facts(path: Path | None, entries: tuple[Entry, ...]) -> tuple[TrainerF
 def _expectation(
     entries: tuple[Entry, ...], params: str | None, devices: int | None, checkpoints: Path | None
 ) -> Baseline:
-    plan = find_plan(entries)
     claimed = None
     if params is not None:
         wanted = read_quantity(params)
         claimed = (wanted.low + wanted.high) / 2
-    return Baseline(
-        plan=dict(plan.declared) if plan is not None else {},
+    return replace(
+        read_baseline(entries, os.environ),
         claimed_params=claimed,
         claimed_devices=devices,
+        accepted_change=None,
         grace_seconds=DEFAULT_GRACE_SECONDS,
-        signal_lead_seconds=read_seconds(os.environ, SIGNAL_LEAD_VARIABLE),
         free_bytes=None if checkpoints is None else free_bytes(checkpoints),
     )
 
 
-def _line(one: CheckResult) -> str:
-    line = f"{one.check}  {one.verdict.value:<8} {one.title}: {one.message}"
+def _lines(one: CheckResult) -> Iterator[str]:
+    yield f"{one.check}  {one.verdict.value:<8} {one.title}: {one.message}"
     if one.remedy and one.verdict in (CheckVerdict.FAIL, CheckVerdict.WARN):
-        line += f"\n{'':16}hint: {one.remedy}"
-    return line
+        yield f"{'':16}hint: {one.remedy}"
 
 
 preflight.context_settings = {"allow_interspersed_args": False}  # type: ignore[attr-defined]  # the launcher's own words

@@ -43,9 +43,10 @@ def ps(sweep_: bool = False, yes: YesOption = False, at: InRun = IN_RUN) -> Comm
         return _sweep(paths, launches, orphans, talk, yes=yes)
     if orphans:
         talk.append("hint: `chronicle ps --sweep --yes` ends the orphans")
-    text = "\n".join(map(format_found, alive)) or f"no living process of run `{paths.run}` on `{host_name()}`"
+    lines = [format_found(one) for one in alive]
+    lines = lines or [f"no living process of run `{paths.run}` on `{host_name()}`"]
     data = {"run": paths.run, "processes": [one.to_json() for one in alive], "elsewhere": elsewhere}
-    return CommandResult(text=text, data=data, talk=tuple(talk))
+    return CommandResult(lines=lines, data=data, talk=talk)
 
 
 def _sweep(
@@ -54,9 +55,9 @@ def _sweep(
     """End orphaned processes of earlier launches, after an answer."""
     listed = [one.to_json() for one in orphans]
     if not orphans:
-        return CommandResult(text="no orphans", data={"orphans": [], "ended": 0, "left": []}, talk=tuple(talk))
+        return CommandResult(lines="no orphans", data={"orphans": [], "ended": 0, "left": []}, talk=talk)
     lines = [format_found(one) for one in orphans]
-    agree(f"End these {len(orphans)} processes?", "\n".join(lines), yes=yes)
+    agree(f"End these {len(orphans)} processes?", lines, yes=yes)
     report = end_orphans(paths, launches)
     left = [process.pid for process in report.left]
     ended = len(orphans) - len(left)
@@ -65,10 +66,10 @@ def _sweep(
         writer.write(event, title=f"swept {ended} orphans")
         close_lost_launches(paths, read_journal(paths), writer)
     return CommandResult(
-        text="\n".join([*lines, f"ended {ended}, left {len(left)}"]),
+        lines=[*lines, f"ended {ended}, left {len(left)}"],
         data={"orphans": listed, "ended": ended, "left": left},
         exit_code=ExitCode.ERROR if left else ExitCode.DONE,
-        talk=tuple(talk),
+        talk=talk,
     )
 
 

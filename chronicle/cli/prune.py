@@ -45,19 +45,18 @@ def prune(at: Changing = CHANGING) -> CommandResult:
         }
         kept = [f"{c.path}  ({reason})" for c, reason in plan.kept]
         if not data["changed"]:
-            return CommandResult(text="\n".join(["nothing to prune", *(f"  kept  {one}" for one in kept)]), data=data)
+            return CommandResult(lines=["nothing to prune", *(f"  kept  {one}" for one in kept)], data=data)
         lines = [f"prune: {len(plan.delete)} abandoned checkpoints, {format_size(plan.size_bytes)}", ""]
         lines += [f"  delete  {c.path}  (step {c.step}, {format_size(c.size_bytes)})" for c in plan.delete]
         lines += [f"  keep    {one}" for one in kept]
         lines += [f"  delete  {len(objects)} originals of rollbacks that were undone"] if objects else []
-        text = "\n".join(lines)
-        agree("Delete them permanently?", text, yes=at.yes)
+        agree("Delete them permanently?", lines, yes=at.yes)
         with uninterrupted():
             data |= {} if at.force is None else {"force": at.force, "overrode": list(opened.overrode)}
             title = f"{len(plan.delete)} abandoned checkpoints deleted"
             entry = opened.writer.write(Pruned.from_json(data), title=title)
             apply_prune(plan, objects, parent=opened.root.parent, id_=entry.id)
-    return CommandResult(text=f"{text}\n\ndone ({entry.id})", data=data)
+    return CommandResult(lines=[*lines, "", f"done ({entry.id})"], data=data)
 
 
 def _verified(found: Sequence[Checkpoint], entries: Sequence[Entry]) -> set[Path]:

@@ -10,7 +10,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from chronicle.cli.options import CommandResult, ExitCode, JsonOption, LogsOption, RunOption, settings_from
+from chronicle.cli.options import IN_RUN, CommandResult, ExitCode, InRun
 from chronicle.errors import UsageProblem
 from chronicle.journal import Entry, read_journal
 from chronicle.journal.events import Rehearsed, events_of, is_of
@@ -41,9 +41,7 @@ def rehearse(
     resume_with: str = "",
     only: str = "",
     keep: Path | None = None,
-    run: RunOption = None,
-    logs: LogsOption = None,
-    json: JsonOption = False,
+    where: InRun = IN_RUN,
 ) -> CommandResult:
     """Prove that a script can be killed and resumed.
 
@@ -81,7 +79,7 @@ def rehearse(
 
     if not launcher:
         raise UsageProblem("no launcher given", "chronicle rehearse -- python train.py --output_dir {out}")
-    settings = settings_from(run, logs)
+    settings = where.settings()
     if only == "save":
         return _try_first_save(settings.paths, launcher)
     asked = _asked(launcher, (at, to), signal_, only, (shlex.split(resume_args), shlex.split(resume_with)))
@@ -104,7 +102,7 @@ def rehearse(
         Verdict.NOT_DONE: ExitCode.REFUSED, Verdict.PARTLY: ExitCode.REFUSED,
     }  # fmt: skip
     code = codes.get(answer.verdict, ExitCode.DONE)
-    return CommandResult(text=page(answer), data={**to_json(answer), "entry": entry.id}, exit_code=code)
+    return CommandResult(lines=list(page(answer)), data={**to_json(answer), "entry": entry.id}, exit_code=code)
 
 
 def _asked(
@@ -168,7 +166,7 @@ def _try_first_save(paths: RunPaths, command: Sequence[str]) -> CommandResult:
         shutil.rmtree(scratch, ignore_errors=True)
     if found is not None:
         launch, answer = found
-        say(f"first save: {record(paths, answer, launch).title}\n{page(answer)}")
+        say("\n".join([f"first save: {record(paths, answer, launch).title}", *page(answer)]))
     return CommandResult()
 
 

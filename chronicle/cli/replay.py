@@ -54,19 +54,18 @@ def replay_step(
     unsure = found.judged.verdict is ReplayVerdict.NOT_COMPARED
     done = found.judged.verdict is ReplayVerdict.REPRODUCED
     code = ExitCode.DONE if done else ExitCode.ERROR if unsure else ExitCode.FINDINGS
-    return CommandResult(text=_text(found), data={"entry": entry.id, **entry.data}, exit_code=code)
+    return CommandResult(lines=_lines(found), data={"entry": entry.id, **entry.data}, exit_code=code)
 
 
-def _text(found: "Replay") -> str:
+def _lines(found: "Replay") -> list[str]:
     plan, judged = found.plan, found.judged
     last = max(found.case.steps, default=plan.until)
     times = "once" if found.replays == 1 else "twice"
-    lines = [
+    return [
         f"{judged.verdict.value}: {judged.why}",
         *(f"  {line}" for line in judged.evidence),
         f"launch {plan.launch} again from {plan.words}, {times}; compared to step {last}, {found.seconds:.0f} s",
     ]
-    return "\n".join(lines)
 
 
 replay_step.context_settings = CONTEXT  # type: ignore[attr-defined]

@@ -1,4 +1,4 @@
-"""`chronicle report`, `render` and `serve`: write the run as HTML or Markdown, or serve it as a live page."""
+"""`chronicle report` and `serve`: write the run as HTML or Markdown, or serve it as a live page."""
 
 import json as json_module
 import os
@@ -54,7 +54,7 @@ def write_report(
       --out, -o: File to write [report.html of the run].
       --public DIR: Write a site of all runs of the logs directory into DIR instead.
       --markdown: Write the story as CHRONICLE.md with one picture instead.
-      --check: Of the Markdown: write nothing; exit 5 when it is outdated.
+      --check: Write nothing; exit 5 when the Markdown is outdated.
       --plots/--no-plots: Draw the Markdown's picture (needs matplotlib).
     """
     if public is not None and (out is not None or markdown or check or at.run is not None):
@@ -71,7 +71,7 @@ def write_report(
     target = out or settings.paths.report_html
     write_page(target, page)
     data = {"run": settings.run, "path": str(target), "bytes": len(page.encode()), "launches": len(story.launches)}
-    return CommandResult(text=str(target), data=data)
+    return CommandResult(raw=str(target), data=data)
 
 
 def _write_site(logs: Path | None, out: Path) -> CommandResult:
@@ -91,7 +91,7 @@ def _write_site(logs: Path | None, out: Path) -> CommandResult:
     unread = [row for row in rows if row.get("problem")]
     talk = tuple(f"{row['name']} has no page: {row['problem']}" for row in unread)
     data = {"runs": [row["name"] for row in rows], "unreadable": [row["name"] for row in unread]}
-    return CommandResult(text=str(out / "index.html"), data={"path": str(out / "index.html"), **data}, talk=talk)
+    return CommandResult(raw=str(out / "index.html"), data={"path": str(out / "index.html"), **data}, talk=talk)
 
 
 # --- chronicle report --markdown
@@ -109,7 +109,7 @@ def _write_markdown(at: InRun, *, check: bool, plots: bool) -> CommandResult:
     write_page(paths.chronicle_md, text)
     talk = _draw(story, paths) if picture and plots else ()
     data = {"run": settings.run, "path": str(paths.chronicle_md), "entries": len(story.entries), "picture": picture}
-    return CommandResult(text=str(paths.chronicle_md), data=data, talk=talk)
+    return CommandResult(raw=str(paths.chronicle_md), data=data, talk=talk)
 
 
 def _check(paths: RunPaths, text: str) -> CommandResult:
@@ -120,7 +120,7 @@ def _check(paths: RunPaths, text: str) -> CommandResult:
     state = "missing" if found is None else "current" if found == text else "stale"
     words = f"{paths.chronicle_md}: {state}" + ("" if state == "current" else ": write it with `chronicle report --markdown`")
     code = ExitCode.DONE if state == "current" else ExitCode.FINDINGS
-    return CommandResult(text=words, data={"path": str(paths.chronicle_md), "state": state}, exit_code=code)
+    return CommandResult(lines=words, data={"path": str(paths.chronicle_md), "state": state}, exit_code=code)
 
 
 def _draw(story: Story, paths: RunPaths) -> tuple[str, ...]:

@@ -82,7 +82,7 @@ def rollback(
         asked = [to, lr_scale, lr, set_, plan_out, deepspeed_config, lr_in, accept_change]
         switches = (keep_later, warmup, skip_batches, reshuffle, accept_unproved, dry_run)
         if any(one is not None for one in asked) or any(switches):
-            raise UsageProblem("--plan with other changes: the file already says what is done")
+            raise UsageProblem("--plan takes no other changes: the file already says what is done")
         return _apply_written(plan_in, at)
     if verify not in ("auto", "quick", "full"):
         raise UsageProblem(f"--verify {verify}: expected auto, quick or full")
@@ -124,7 +124,7 @@ def rollback(
             done = f"plan written to {plan_out}; apply it with `chronicle rollback --plan`"
         if only_look or (in_store and nobody_agrees):
             text, data, _ = _told(plan, opened)
-            return CommandResult(text=text, data=data, talk=(done,))
+            return CommandResult(lines=text, data=data, talk=(done,))
         return _apply(plan, opened, yes=at.yes)
 
 
@@ -137,7 +137,7 @@ def _apply_written(file: Path, at: Changing) -> CommandResult:
     settings = written.with_config(settings_from(at.run or record["run"], at.logs, root), record)
     done = written.find_applied(record, settings.paths, at.force)
     if done is not None:
-        return CommandResult(text=f"already applied ({done.id}): nothing to do", data={"receipt": done.id})
+        return CommandResult(lines=f"already applied ({done.id}): nothing to do", data={"receipt": done.id})
     with goback.open_run(settings, force=at.force, writing=at.yes or sys.stdin.isatty()) as opened:
         plan = written.plan_again(record, opened, file, byte_progress)
         return _apply(plan, opened, yes=at.yes)
@@ -188,7 +188,7 @@ def _apply(plan: Plan, opened: goback.OpenedRun, *, yes: bool) -> CommandResult:
         is_done = not change.objects and change.before == change.after
         done = f"the next launch will load step {plan.step} from {change.target}"
     if is_done:
-        return CommandResult(text=f"already at step {plan.step}: nothing to change", data=data | {"changed": False})
+        return CommandResult(lines=f"already at step {plan.step}: nothing to change", data=data | {"changed": False})
     agree("Apply this plan?", text, yes=yes)
     receipt = goback.apply(plan, opened, change)
     talk = [f"new journal: {opened.paths.journal_dir}"] if opened.is_new else []
@@ -196,7 +196,7 @@ def _apply(plan: Plan, opened: goback.OpenedRun, *, yes: bool) -> CommandResult:
     made = {"changed": True, "receipt": receipt.id}
     data = made | {"plan": data} if change is None else data | made
     return CommandResult(
-        text=f"{text}\n\ndone: {done} ({receipt.id})", data=data, talk=(*talk, "undo it with `chronicle undo`")
+        lines=f"{text}\n\ndone: {done} ({receipt.id})", data=data, talk=(*talk, "undo it with `chronicle undo`")
     )
 
 

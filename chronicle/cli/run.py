@@ -108,7 +108,7 @@ def run_launcher(
     )
     if sbatch is not None:
         flags = tuple(shlex.split(" ".join(given_flags(logs, checkpoints))))
-        return CommandResult(text=_batch_script(settings, command, seconds, sbatch, policy, flags, on_stall))
+        return CommandResult(raw=_batch_script(settings, command, seconds, sbatch, policy, flags, on_stall))
     environ = dict(os.environ)  # and what the ranks must know
     known = {
         "CHRONICLE_ACCEPT_CHANGE": accept_change,
@@ -150,9 +150,10 @@ class _Starting(NamedTuple):
 
     def mirrored(self, begin: "Callable[[], LaunchResult]") -> "LaunchResult":
         """One launch, or those that an autopilot makes of it, beside the processes that feed MLflow and send alerts."""
-        courier = _start_alerts(self.settings, first_node=self.request.is_first)
-        mirror = _start_mirror(self.settings, first_node=self.request.is_first)
-        second = _start_first_save(self.settings, self.request)
+        courier = mirror = second = Beside()
+        if self.request.is_first:
+            courier, mirror = _start_alerts(self.settings), _start_mirror(self.settings)
+            second = _start_first_save(self.settings, self.request.command)
         try:
             if not self.autopilot:
                 return begin()
@@ -209,32 +210,32 @@ class _Starting(NamedTuple):
         return keep_going(run, begin, killed)
 
 
-def _start_mirror(settings: Settings, *, first_node: bool) -> Beside:
-    """Send the run to MLflow, from the first node, where `mlflow_uri` asks for it. The launch does not wait for it."""
+def _start_mirror(settings: Settings) -> Beside:
+    """Send the run to MLflow, where `mlflow_uri` asks for it. The launch does not wait for it."""
     from chronicle.integrations.mlflow_process import MLFLOW_OFF, start_mlflow_process
 
-    if settings.mlflow_uri in (None, MLFLOW_OFF) or not first_node:
+    if settings.mlflow_uri in (None, MLFLOW_OFF):
         return Beside()
     return start_mlflow_process(settings.paths, settings.mlflow_uri, talk=say)
 
 
-def _start_alerts(settings: Settings, *, first_node: bool) -> Beside:
-    """Send alerts, from the first node, where `[alerts]` names a destination. The launch does not wait for it."""
-    if not settings.alerts or not first_node or REHEARSAL_VARIABLE in os.environ:
+def _start_alerts(settings: Settings) -> Beside:
+    """Send alerts, where `[alerts]` names a destination. The launch does not wait for it."""
+    if not settings.alerts or REHEARSAL_VARIABLE in os.environ:
         return Beside()
     from chronicle.alerts.process import start_alerts
 
     return start_alerts(settings, talk=say)
 
 
-def _start_first_save(settings: Settings, request: "LaunchRequest") -> Beside:
+def _start_first_save(settings: Settings, command: Sequence[str]) -> Beside:
     """Load the first save in a second process, where `[rehearse]` asks for it. The launch does not wait for it."""
-    if settings.rehearse.get("first_save") is not True or not request.is_first or REHEARSAL_VARIABLE in os.environ:
+    if settings.rehearse.get("first_save") is not True or REHEARSAL_VARIABLE in os.environ:
         return Beside()
     from chronicle.launch.beside import start_beside
 
     own = ("rehearse", "--only", "save", "--run", settings.run, "--logs", str(settings.logs_dir))
-    words = (sys.executable, "-m", "chronicle_ml", *own, "--", *request.command)
+    words = (sys.executable, "-m", "chronicle_ml", *own, "--", *command)
     later = "`chronicle rehearse` shows whether it resumes"
     return start_beside(words, os.environ, what="the rehearsal of the first save", later=later, talk=say)
 

@@ -17,9 +17,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from typer import Option
 
-from chronicle.cli.options import CommandResult, JsonOption, LogsOption, all_runs
+from chronicle.cli.options import IN_LOGS, CommandResult, InLogs, all_runs
 from chronicle.errors import ChronicleError, UsageProblem
-from chronicle.story.plain import format_age, format_number, plain
+from chronicle.story.plain import align_columns, format_age, format_number
 from rollback.channels import Role, canonical_of
 
 if TYPE_CHECKING:
@@ -50,8 +50,7 @@ def runs(
     remove_tag: list[str] | None = None,
     archive: str | None = None,
     restore: bool = False,
-    logs: LogsOption = None,
-    json: JsonOption = False,
+    at: InLogs = IN_LOGS,
 ) -> CommandResult:
     """List the runs of a directory with state, step and last values.
 
@@ -74,7 +73,7 @@ def runs(
     """
     from chronicle.runs import rows_of
 
-    directory = all_runs(logs)
+    directory = all_runs(at.logs)
     marked = _mark(directory, names or (), add_tag or (), remove_tag or (), archive, restore)
     found = [row for row in rows_of(directory) if not names or row["name"] in names]
     hidden = 0 if every or names else sum(bool(row.get("archived")) for row in found)
@@ -101,7 +100,7 @@ def runs(
         talk.append(
             f"no run in `{directory}`: start one with `chronicle run -- …`, or name another directory with --logs DIR"
         )
-    return CommandResult(text=_table(ordered, name), data=ordered, talk=tuple(talk))
+    return CommandResult(lines=_table(ordered, name), data=ordered, talk=talk)
 
 
 def _mark(
@@ -117,7 +116,7 @@ def _mark(
     if not names:
         raise UsageProblem("no run is named: expected as `chronicle runs tr-180 --add-tag baseline`")
     if (restore and archive is not None) or set(add) & set(remove):
-        raise UsageProblem("the same runs cannot be given one thing and its opposite")
+        raise UsageProblem("one command cannot archive and restore a run, or add and remove the same tag")
     archived = True if archive is not None else False if restore else None
     mark_runs(chosen, tags=add, untags=remove, archived=archived, why=archive or "")
     return (f"written into the journal of {', '.join(one.run for one in chosen)}",)
@@ -129,14 +128,11 @@ def _as_tree(rows: Sequence[Mapping[str, Any]]) -> Iterator[Mapping[str, Any]]:
     A run whose parent is not listed stands at the left, and `begins` says where it began.
     """
     known = {row["run_id"]: row for row in rows if row.get("run_id")}
-    below: dict[str, list[Mapping[str, Any]]] = {}
-    tops = []
+    below: dict[str, list[Mapping[str, Any]]] = {}  # id of the parent, "" for none that is listed -> its forks
     for row in rows:
         parent = row.get("parent_id")
-        if parent in known and known[parent] is not row:
-            below.setdefault(str(parent), []).append(row)
-        else:
-            tops.append(row)
+        is_below = parent in known and known[parent] is not row
+        below.setdefault(str(parent) if is_below else "", []).append(row)
     seen: set[int] = set()
 
     def walk(row: Mapping[str, Any], lead: str, mark: str) -> Iterator[Mapping[str, Any]]:
@@ -153,27 +149,23 @@ def _as_tree(rows: Sequence[Mapping[str, Any]]) -> Iterator[Mapping[str, Any]]:
         for child in children:
             yield from walk(child, inner, "└─ " if child is children[-1] else "├─ ")
 
-    for row in (*tops, *rows):  # the second time finds what only a circle of parents holds
+    for row in (*below.get("", ()), *rows):  # the second time finds what only a circle of parents holds
         yield from walk(row, "", "")
 
 
 # --- the table -----------------------------------------------------------------------------------------------------------
 
 
-def _table(rows: Sequence[Mapping[str, Any]], sort: str) -> str:
+def _table(rows: Sequence[Mapping[str, Any]], sort: str) -> list[str]:
     if not rows:
-        return ""
+        return []
     columns = [*COLUMNS, *((sort,) if sort not in COLUMNS else ())]
     cells = [[_cell(name, _lookup(row, name)) for name in columns] for row in rows]
     for row, line in zip(rows, cells, strict=True):
         line[0] = f"{row.get('branch', '')}{line[0]}{' (archived)' if row.get('archived') else ''}"
-    lines: list[list[str]] = [[] for _ in range(len(rows) + 1)]
-    for name, *column in zip(columns, *cells, strict=True):
-        if name in ("name", "status") or any(column):
-            width = max(map(len, (name, *column)))
-            for line, cell in zip(lines, (name, *column), strict=True):
-                line.append(cell.ljust(width) if name in LEFT else cell.rjust(width))
-    return "\n".join("  ".join(line).rstrip() for line in lines)
+    whole = [column for column in zip(columns, *cells, strict=True) if column[0] in ("name", "status") or any(column[1:])]
+    right = [at for at, column in enumerate(whole) if column[0] not in LEFT]
+    return align_columns(list(zip(*whole, strict=True)), right)
 
 
 def _cell(name: str, value: Any) -> str:
@@ -183,13 +175,13 @@ def _cell(name: str, value: Any) -> str:
         try:
             seconds = datetime.now(UTC).timestamp() - datetime.fromisoformat(value).timestamp()
         except ValueError:
-            return plain(str(value))
+            return str(value)
         return f"{format_age(seconds)} ago"
     if isinstance(value, list):
-        return plain(", ".join(str(one) for one in value))[:30]
+        return ", ".join(str(one) for one in value)[:30]
     if isinstance(value, float):
         return format_number(value) if math.isfinite(value) else str(value)
-    return plain(str(value))[:60]
+    return str(value)[:60]
 
 
 # --- selecting -----------------------------------------------------------------------------------------------------------
@@ -281,12 +273,13 @@ def show_comparison(
     by: str = "step",
     margin: float | None = None,
     out: Path | None = None,
-    logs: LogsOption = None,
-    json: JsonOption = False,
+    at: InLogs = IN_LOGS,
 ) -> CommandResult:
     """Compare runs: values at equal steps, settings that differ.
 
-    Of a run its lineage counts, of a launch all of its own steps. Example: chronicle compare tr-190 tr-191 --out loss.png
+    A run is compared along its lineage, a launch (RUN@LAUNCH) with all of its steps.
+
+    Example: chronicle compare tr-190 tr-191 --out loss.png
 
     Did a rollback help? The abandoned steps beside the same steps of the new launch: chronicle compare tr-190@3 tr-190@4
 
@@ -306,17 +299,17 @@ def show_comparison(
         raise UsageProblem(f"--by `{by}`: expected step or time")
     if out is not None and out.suffix.lower() not in (".png", ".svg", ".pdf"):
         raise UsageProblem(f"--out `{out}`: expected a name that ends with .png, .svg or .pdf")
-    named = [open_launch(name, logs=None if logs is None else all_runs(logs)) for name in names]
+    named = [open_launch(name, logs=at.named()) for name in names]
     labels = [run.name if launch is None else f"{run.name}@{launch}" for run, launch in named]
     comparison = compare_runs([(label, *one) for label, one in zip(labels, named, strict=True)], channel, by)
     talk = []
     if out is not None:
         draw_comparison(comparison, out)
         talk.append(f"picture: {out}")
-    text, data, arms = tell(comparison), comparison.to_json(), arms_of(comparison)
+    lines, data, arms = tell(comparison), comparison.to_json(), arms_of(comparison)
     if margin is not None:
         said, data["verdict"] = _verdict(arms, margin)
-        text += f"\n\n{said}"
+        lines += ["", said]
     elif len(arms) == 2:
         two = f"{arms[0].name} and {arms[1].name}"
         talk.append(f"two arms, {two}: `--margin VALUE` gives the studies' verdict over their seeds")
@@ -324,7 +317,7 @@ def show_comparison(
         talk.append(
             "one run of each shows a difference, not its cause: `chronicle experiment` plans a comparison with several seeds"
         )
-    return CommandResult(text=text, data=data, talk=tuple(talk))
+    return CommandResult(lines=lines, data=data, talk=talk)
 
 
 def _verdict(arms: "Sequence[ComparedArm]", margin: float) -> tuple[str, Mapping[str, Any]]:

@@ -24,7 +24,7 @@ def skill(directory: Path | None = None, install: bool = False, json: JsonOption
     if directory is not None and not install:
         raise UsageProblem(f"`{directory}` without --install: expected `chronicle skill --install {directory}`")
     if not install:
-        return CommandResult(text=skill_text().rstrip("\n"), data={"skill": skill_text()})
+        return CommandResult(raw=skill_text(), data={"skill": skill_text()})
     chosen = (directory or Path(".agents/skills")).expanduser()
     try:
         target, changed = install_skill(chosen)
@@ -32,4 +32,4 @@ def skill(directory: Path | None = None, install: bool = False, json: JsonOption
         why = problem.strerror or problem
         raise ChronicleError(f"cannot write below `{chosen}`: {why}", "name another directory") from problem
     talk = () if changed else ("it was there already",)
-    return CommandResult(text=str(target), data={"path": str(target), "changed": changed}, talk=talk)
+    return CommandResult(raw=str(target), data={"path": str(target), "changed": changed}, talk=talk)

@@ -8,7 +8,7 @@ import os
 import sys
 import textwrap
 import time
-from collections.abc import Iterator, Mapping, Sequence, Set
+from collections.abc import Iterator, Mapping, Sequence
 from datetime import datetime
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
@@ -25,7 +25,6 @@ from chronicle.journal.events import (
     Rehearsed,
     Replayed,
     Restarted,
-    RollbackReceipt,
     StepsRetaken,
     Verified,
     events_of,
@@ -33,10 +32,11 @@ from chronicle.journal.events import (
 from chronicle.journal.place import describe_parent
 from chronicle.journal.reader import DAMAGED_HINT, describe_damage, find_damage
 from chronicle.launch.heartbeat import Heartbeat, read_heartbeats
+from chronicle.paths import RunPaths
 from chronicle.prints.retaken import RetakenVerdict
 from chronicle.story import Headline, LaunchStory, Matter, SavedCheckpoint, Story
 from chronicle.story.matters import incident_detail, incident_title
-from chronicle.story.plain import format_age, format_factor, format_number, format_seconds, plain
+from chronicle.story.plain import Coloured, format_age, format_factor, format_number, format_seconds, plain
 from chronicle.story.read import read_story
 from chronicle.story.summary import LrCheck, check_lr, summarize
 from rollback.channels import Role, find_channel
@@ -65,7 +65,7 @@ class _Row(NamedTuple):
 
     def lines(self, width: int) -> list[str]:
         """The row within `width` columns; what stands between backticks is not cut."""
-        parts = self.text.split("`")
+        parts = plain(self.text).split("`")
         parts[1::2] = [part.replace(" ", UNCUT_SPACE) for part in parts[1::2]]
         lead = f"{self.name} " if self.name in HEADS else f"{self.name:<{NAME_WIDTH - 1}} "
         rest = " " * NAME_WIDTH
@@ -80,22 +80,26 @@ def show_status(at: AtCheckpoints = AT_CHECKPOINTS) -> CommandResult:
 
     Example: chronicle status --run tr-190
     """
-    settings = at.existing(stores=True)
+    settings, now = at.existing(stores=True), time.time()
     paths, story = settings.paths, read_story(settings.paths)
     lr = check_lr(story, paths)
     saved, last = story.last_checkpoint, story.last_launch
     verdict = find_verdict(Path(saved.path), story.entries) if saved is not None and saved.path else None
     damage = find_damage(paths, Journal(run=story.run, entries=story.entries, problems=story.problems), quick=True)
     beats = read_heartbeats(paths.heartbeats_dir) if last is not None and last.alive else []
-    seen = _newest_on_disk(settings.checkpoints_dir, story) if saved is None else ""
-    rows = [_Row("DAMAGED:", plain(describe_damage(paths, damage)), LOUD), _Row("", DAMAGED_HINT)] if damage else []
-    launches = {matter.entry.launch for matter in story.open_matters} - {None}
-    printed = {launch for launch in launches if (paths.launch_dir(launch or 0) / "prints-0.ring").exists()}
-    rows += _screen(story, lr, verdict, seen, beats, time.time(), printed)
+    rows = [_Row("DAMAGED:", describe_damage(paths, damage), LOUD), _Row("", DAMAGED_HINT)] if damage else []
+    rows += [*_where(story, now), *_progress(story, beats, now)]
+    if not story.launches:
+        rows.append(_Row("start", "`chronicle run -- <launcher …>`"))
+    rows += [*_values(story.headline), *_lr(story, lr)]
+    rows += _checkpoint(story, saved, verdict) if saved is not None else _unrecorded(settings.checkpoints_dir, story)
+    rows += [*_guard(story), *_open(story, paths)]
+    if story.problems:
+        rows.append(_Row("journal", f"{len(story.problems)} problem(s): `chronicle audit` names them", WARN))
     data = summarize(story, lr, verdict)
     data["damage"] = [{"check": x.check, "file": x.path.name, "line": x.line, "message": x.message} for x in damage]
     data["progress"] = {beat.host: beat.progress for beat in beats if beat.progress}
-    return CommandResult(text=_drawn(rows), data=data)
+    return CommandResult(lines=_drawn(rows), data=data)
 
 
 def _newest_on_disk(root: Path | None, story: Story) -> str:
@@ -104,26 +108,24 @@ def _newest_on_disk(root: Path | None, story: Story) -> str:
         if root is None or not any(root.iterdir()):
             return ""
         # imports every format: only where something lies
+        from chronicle.latest import rolled_back_in_store
         from rollback.checkpoint.listing import list_checkpoints, list_unrecognised, say_unrecognised
 
         found = list_checkpoints(root, include_abandoned=False)
-        if any(receipt.store for _, receipt in events_of(story.entries, RollbackReceipt)):
-            from chronicle.latest import rolled_back_in_store  # a store moves nothing away
-
-            left, made = rolled_back_in_store(root, story.entries)
-            found = [*made, *(one for one in found if left.get(one.path.name) != stamp_or_none(one.path))]
+        left, made = rolled_back_in_store(root, story.entries)
+        found = [*made, *(one for one in found if one.path.name not in left or left[one.path.name] != stamp_or_none(one.path))]
     except (RollbackError, OSError):
         return ""  # `verify` says what is wrong with it
     newest = max((one for one in found if one.step is not None), key=lambda one: one.step or 0, default=None)
     words = []
     if newest is not None:
-        where = plain(_short_path(str(newest.path)))
+        where = _short_path(str(newest.path))
         words.append(f"step {newest.step} {where} · saved without the guard; check it: `chronicle verify {newest.step}`")
     words.append(say_unrecognised(list_unrecognised(root, found)))
     return " · ".join(filter(None, words))
 
 
-def _drawn(rows: Sequence[_Row]) -> str:
+def _drawn(rows: Sequence[_Row]) -> list[str | Coloured]:
     """The screen: the headline, the worst rows, then the others in their order. A row without a name stays with its own."""
     parts: list[list[_Row]] = []
     for row in rows:
@@ -133,56 +135,21 @@ def _drawn(rows: Sequence[_Row]) -> str:
     order = (*HEADS, LOUD, WARN, PLAIN)
     parts.sort(key=lambda part: order.index(part[0].name if part[0].name in HEADS else part[0].tone))
     columns = os.environ.get("COLUMNS", "")
-    width = WIDTH if _on_terminal() else ENDLESS
+    width = WIDTH if sys.stdout.isatty() else ENDLESS
     if columns.isdecimal() and int(columns) >= LEAST_WIDTH:
         width = int(columns)
-    coloured = _on_terminal() and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
-    lines = []
+    lines: list[str | Coloured] = []
     for first, *rest in parts:
         for line in (line for row in (first, *rest) for line in row.lines(width)):
             name = line[:NAME_WIDTH]
-            if coloured and first.tone and name.strip():
-                line = f"\x1b[{first.tone}m{name}\x1b[0m{line[NAME_WIDTH:]}"
-            lines.append(line)
-    return "\n".join(lines)
-
-
-def _on_terminal() -> bool:
-    return sys.stdout.isatty()
-
-
-def _screen(
-    story: Story,
-    lr: LrCheck,
-    verdict: CheckpointVerdict | None,
-    seen: str,
-    beats: Sequence[Heartbeat],
-    now: float,
-    printed: Set[int | None] = frozenset(),
-) -> Iterator[_Row]:
-    yield from _where(story, now)
-    yield from _progress(story, beats, now)
-    if not story.launches:
-        yield _Row("start", "`chronicle run -- <launcher …>`")
-    yield from _values(story.headline)
-    yield from _lr(story, lr)
-    saved = story.last_checkpoint
-    yield _Row("checkpoint", seen or ("none recorded" if saved is None else _checkpoint(saved, verdict)))
-    if saved is not None and (verdict is None or not verdict.sound):
-        yield from _newest_verified(story)
-    unguarded = story.launches and all(launch.verdict in (None, "off") for launch in story.launches)
-    if saved is None and not seen and unguarded:
-        words = "without a guard saves are not recorded; name their directory with --checkpoints DIR, as in"
-        yield _Row("", f'{words} `chronicle verify --checkpoints DIR`, or `checkpoints = "DIR"` in chronicle.toml')
-    yield from _guard(story)
-    yield from _open(story, printed)
-    if story.problems:
-        yield _Row("journal", f"{len(story.problems)} problem(s): `chronicle audit` names them", WARN)
+            is_toned = first.tone and name.strip()
+            lines.append(Coloured(first.tone, name, line[NAME_WIDTH:]) if is_toned else line)
+    return lines
 
 
 def _where(story: Story, now: float) -> Iterator[_Row]:
     last, head = story.last_launch, story.headline
-    parent = [] if story.parent is None else [_Row("begins from", plain(describe_parent(story.parent)))]
+    parent = [] if story.parent is None else [_Row("begins from", describe_parent(story.parent))]
     if last is None:
         yield _Row("run", f"{story.run} · no launch yet")
         yield from parent
@@ -193,10 +160,10 @@ def _where(story: Story, now: float) -> Iterator[_Row]:
     yield _Row("run", f"{story.run} · {place} · launch {last.number} {last.outcome}{_since(last, now)}")
     yield from parent
     if last.because and not last.alive and last.cause not in WELL:
-        yield _Row("ended", plain(last.because), WARN if last.cause in EXPECTED else LOUD)
+        yield _Row("ended", last.because, WARN if last.cause in EXPECTED else LOUD)
     for _, event in _of_last(story, Restarted)[-1:]:  # whether the run goes on by itself
         if event.decision not in ("finished", "ended") and not last.alive:
-            yield _Row("restarts", f"{plain(event.decision)}: {plain(event.reason)}")
+            yield _Row("restarts", f"{event.decision}: {event.reason}")
     yield from _changed(story)
     abandoned = sum(launch.span.abandoned_steps for launch in story.launches)
     if abandoned or story.lineage.doubt:
@@ -213,7 +180,7 @@ def _progress(story: Story, beats: Sequence[Heartbeat], now: float) -> Iterator[
             continue
         host = f" · {beat.host}" if len(beats) > 1 else ""
         tone = LOUD if said.get("state") == "stands" else PLAIN
-        yield _Row("progress", plain(_standing(said, now, beat.age(now)) + host), tone)
+        yield _Row("progress", _standing(said, now, beat.age(now)) + host, tone)
     if beats and story.last_launch is not None:
         yield from _left(story, story.last_launch.number, beats[0].progress or {})
 
@@ -253,14 +220,11 @@ def _changed(story: Story) -> Iterator[_Row]:
         return
     from chronicle.story.launch_settings import changed_before  # the first launch of a run does without it
 
-    numbers = [launch.number for launch in story.launches]
-    found = changed_before(story.entries, numbers, numbers[-1])
+    last = story.launches[-1].number
+    found = changed_before(story.entries, last)
     if found is not None:
-        before, changes = found
-        some = ", ".join(plain(one.brief) for one in changes[:SHOWN])
-        more = f", {len(changes) - SHOWN} more" if len(changes) > SHOWN else ""
-        where = f": `chronicle settings @{before} @{numbers[-1]}`" if more else ""
-        yield _Row("changed", f"since launch {before}: {some}{more}{where}")
+        where = f": `chronicle settings @{found.launch} @{last}`" if len(found.changes) > SHOWN else ""
+        yield _Row("changed", found.brief(SHOWN) + where)
 
 
 def _of_last(story: Story, kind: type[E]) -> list[tuple[Entry, E]]:
@@ -304,14 +268,23 @@ def _lr(story: Story, lr: LrCheck) -> Iterator[_Row]:
         yield _Row("lr ledger", path + coming + (f": {lr.sentence}" if lr.sentence else ""))
 
 
-def _checkpoint(saved: SavedCheckpoint, verdict: CheckpointVerdict | None) -> str:
+def _unrecorded(root: Path | None, story: Story) -> Iterator[_Row]:
+    """What lies in the directory of a run whose saves nobody recorded."""
+    seen = _newest_on_disk(root, story)
+    yield _Row("checkpoint", seen or "none recorded")
+    unguarded = story.launches and all(launch.verdict in (None, "off") for launch in story.launches)
+    if not seen and unguarded:
+        words = "without a guard saves are not recorded; name their directory with --checkpoints DIR, as in"
+        yield _Row("", f'{words} `chronicle verify --checkpoints DIR`, or `checkpoints = "DIR"` in chronicle.toml')
+
+
+def _checkpoint(story: Story, saved: SavedCheckpoint, verdict: CheckpointVerdict | None) -> Iterator[_Row]:
+    """The last checkpoint, and where it is not sound the newest one of the lineage of which every byte was read."""
     hint = "" if verdict is not None and verdict.passes else f"; check it: `chronicle verify {saved.step}`"
-    where = f"step {saved.step} (launch {saved.launch}) {plain(_short_path(saved.path))}"
-    return f"{where} · {plain(describe_verdict(verdict))}{hint}"
-
-
-def _newest_verified(story: Story) -> Iterator[_Row]:
-    """The newest checkpoint of the lineage of which every byte was read and found sound, where the last one is not it."""
+    where = f"step {saved.step} (launch {saved.launch}) {_short_path(saved.path)}"
+    yield _Row("checkpoint", f"{where} · {describe_verdict(verdict)}{hint}")
+    if verdict is not None and verdict.sound:
+        return
     read = [
         (entry.step, entry.launch, found)
         for entry, found in events_of(story.entries, Verified)
@@ -319,7 +292,7 @@ def _newest_verified(story: Story) -> Iterator[_Row]:
     ]
     for step, launch, found in sorted(read, key=lambda one: one[0], reverse=True)[:SHOWN]:
         if story.lineage.contains(launch, step) and stamp_or_none(Path(found.path)) == found.stamp:
-            yield _Row("", f"newest verified: step {step} (launch {launch}) {plain(_short_path(found.path))}")
+            yield _Row("", f"newest verified: step {step} (launch {launch}) {_short_path(found.path)}")
             return
 
 
@@ -342,41 +315,42 @@ def _guard(story: Story) -> Iterator[_Row]:
         count = f", {len(given.checks)} check{'s' * (len(given.checks) > 1)}" if given.checks else ""
         word = given.words.partition(",")[0]  # what was not compared is named below
         tone = PLAIN if word == "passed" else LOUD if last.verdict == "refused" else WARN
-        yield _Row("guard", f"launch {last.number} {plain(word)}{count}", tone)
+        yield _Row("guard", f"launch {last.number} {word}{count}", tone)
         for one in (check for check in given.checks if check.get("ok") is False):
             why = one.get("cause") or one.get("name")
-            yield _Row("", plain(f"{why}. Expected: {one.get('expected')}. Found: {one.get('found')}"), tone)
+            yield _Row("", f"{why}. Expected: {one.get('expected')}. Found: {one.get('found')}", tone)
         for one in given.not_compared[:SHOWN]:
-            yield _Row("", plain(f"not compared: {one.get('name')} ({one.get('why')})"))
+            yield _Row("", f"not compared: {one.get('name')} ({one.get('why')})")
     for entry, fault in _of_last(story, GuardFault):
         since = "" if entry.step is None else f" from step {entry.step}"
         words = f"launch {entry.launch} unverified{since}: the guard failed at its {fault.where} ({fault.error})"
-        yield _Row("guard fault", plain(words), WARN)
+        yield _Row("guard fault", words, WARN)
     for _, event in _of_last(story, StepsRetaken)[-1:]:  # beside those of the launch that took them first
         differs = event.verdict in (RetakenVerdict.RANKS, RetakenVerdict.RESULT, RetakenVerdict.CODE)
-        yield _Row("again", plain(f"{event.why} (launch {event.earlier} took them first)"), WARN if differs else PLAIN)
+        yield _Row("again", f"{event.why} (launch {event.earlier} took them first)", WARN if differs else PLAIN)
     for _, found in _of_last(story, Rehearsed):
         if not found.signal:  # a second process loaded the first save
             said = "; ".join([f"step {found.at}: the script {found.verdict}", *found.findings, *found.not_compared])
-            yield _Row("first save", plain(said), LOUD if found.findings else PLAIN)
+            yield _Row("first save", said, LOUD if found.findings else PLAIN)
 
 
-def _cause(story: Story, matter: Matter, printed: Set[int | None]) -> Iterator[_Row]:
+def _cause(story: Story, matter: Matter, paths: RunPaths) -> Iterator[_Row]:
     """What a replay found out about an incident, or the line that asks for one."""
     onset, launch = matter.onset, matter.entry.launch
     if onset is None or onset < 1 or launch is None:
         return
     of_launch = [entry for entry in story.entries if entry.launch == launch]
+    is_printed = (paths.launch_dir(launch) / "prints-0.ring").exists()
     again = found = ""
     for entry, event in events_of(story.entries, StepsRetaken):
         if event.earlier == launch and event.rise == onset and event.came_again is not None:
             again = f"taken again by launch {entry.launch}: {event.why}"
     for entry, replay in events_of(of_launch, Replayed):
-        if launch in printed and entry.step is not None and entry.step <= onset <= (replay.until or entry.step):
+        if is_printed and entry.step is not None and entry.step <= onset <= (replay.until or entry.step):
             found = f"replayed: {replay.verdict} ({replay.why})"
-    yield from (_Row("", plain(words)) for words in (again, found) if words)
-    if launch in printed and not again and not found:
-        yield _Row("", plain(f"cause not known: {_how_to_replay(story, onset, launch)}"))
+    yield from (_Row("", words) for words in (again, found) if words)
+    if is_printed and not again and not found:
+        yield _Row("", f"cause not known: {_how_to_replay(story, onset, launch)}")
 
 
 def _how_to_replay(story: Story, onset: int, launch: int) -> str:
@@ -390,7 +364,7 @@ def _how_to_replay(story: Story, onset: int, launch: int) -> str:
     return f"`chronicle replay {onset} --launch {launch}`"
 
 
-def _open(story: Story, printed: Set[int | None]) -> Iterator[_Row]:
+def _open(story: Story, paths: RunPaths) -> Iterator[_Row]:
     if story.intent is not None:
         yield _Row("unfinished", f"{story.intent.kind} {_short(story.intent.id)} is not finished: `chronicle recover`", LOUD)
     matters = story.open_matters
@@ -398,15 +372,15 @@ def _open(story: Story, printed: Set[int | None]) -> Iterator[_Row]:
         launch = f" (launch {matter.entry.launch})" if matter.entry.launch is not None else ""
         told = (f"{incident_title(matter.entry) or 'incident'}{launch}", incident_detail(matter.entry))
         standing = matter.words.removesuffix("open").removesuffix(" · ")
-        yield _Row("open", f"{_short(matter.first_id)} {plain(' · '.join(filter(None, (*told, standing))))}", LOUD)
-        yield from _cause(story, matter, printed)
+        yield _Row("open", f"{_short(matter.first_id)} {' · '.join(filter(None, (*told, standing)))}", LOUD)
+        yield from _cause(story, matter, paths)
         yield _close_row(matter.first_id)
     waiting = [x for x in story.interventions if x.open]
     newest = story.lineage.head_launch
     for entry in (intervention.entry for intervention in waiting[-SHOWN:]):
         answered = [_short(m.first_id) for m in story.matters if m.answer is not None and m.answer.entry_id == entry.id]
         words = f" (answers incident {', '.join(answered)})" if answered else ""
-        yield _Row("outcome?", f"{_short(entry.id)} {plain(entry.title)}{words}")
+        yield _Row("outcome?", f"{_short(entry.id)} {entry.title}{words}")
         left = next((one.from_launch for one in story.lineage.rollbacks if one.entry_id == entry.id), None)
         if left is not None and newest is not None and newest > left:  # a launch has taken steps again
             yield _Row("", f"did it help: `chronicle compare {story.run}@{left} {story.run}@{newest}`")
@@ -415,8 +389,8 @@ def _open(story: Story, printed: Set[int | None]) -> Iterator[_Row]:
     if hidden:
         yield _Row("", f"… and {hidden} more: `chronicle log --open`")
     if story.proposal is not None:
-        yield _Row("proposal", plain(story.proposal.entry.title) or f"go back to step {story.proposal.target_step}", LOUD)
-        yield _Row("", plain(story.proposal.command).replace(" ", UNCUT_SPACE))  # to be pasted: on one line
+        yield _Row("proposal", story.proposal.entry.title or f"go back to step {story.proposal.target_step}", LOUD)
+        yield _Row("", story.proposal.command.replace(" ", UNCUT_SPACE))  # to be pasted: on one line
 
 
 def _close_row(entry_id: str) -> _Row:
@@ -426,4 +400,4 @@ def _close_row(entry_id: str) -> _Row:
 
 def _short(entry_id: str) -> str:
     """The last eight characters of an id, which are random; its first ones are the time."""
-    return plain(entry_id[-8:])
+    return entry_id[-8:]

@@ -1,23 +1,24 @@
 """Shared by the commands that change checkpoints: asking a person, and the bar of bytes that are read."""
 
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
 import typer
 
 from chronicle.errors import Declined, UsageProblem
 from chronicle.goback.planning import WORTH_BYTES
+from chronicle.story.plain import shown_lines
 from rollback.disk.content import ByteProgress
 
 WORTH_CHECKPOINTS = 20
 
 
-def agree(question: str, text: str, *, yes: bool) -> None:
-    """Show `text` and ask; raises `UsageProblem` without a terminal and `Declined` when the answer is no."""
+def agree(question: str, lines: str | Sequence[str], *, yes: bool) -> None:
+    """Show the lines and ask; raises `UsageProblem` without a terminal and `Declined` when the answer is no."""
     if yes:
         return
-    print(text, file=sys.stderr)
+    print(shown_lines(lines), file=sys.stderr)
     if not sys.stdin.isatty():
         raise UsageProblem("no terminal to ask on: nothing was changed", "repeat with --yes to go on without asking")
     if not typer.confirm(question, err=True):

@@ -20,7 +20,6 @@ from chronicle.journal.events import (
     find_open_transaction,
 )
 from chronicle.story.plain import format_when
-from rollback.errors import one_line
 from rollback.transaction.apply import newer_checkpoints
 
 
@@ -52,19 +51,19 @@ def undo_rollback(operation: str | None = None, listed: bool = False, at: Changi
     with goback.open_run(settings, force=at.force) as opened:
         entry = goback.find_undoable(opened.journal.entries)
         if entry is None:
-            return CommandResult(text="no rollback to undo", data={"changed": False})
+            return CommandResult(lines="no rollback to undo", data={"changed": False})
         if chosen is not None and chosen.entry.id != entry.id:
             raise Refusal("another rollback was made meanwhile", "`chronicle undo --list` says what can be undone")
         refuse_elsewhere(opened, entry)
         newer = newer_checkpoints(entry.data) if opened.bucket is None else ()
-        text = "\n".join(_described(entry, newer))
-        agree("Undo it?", text, yes=at.yes)
+        lines = _described(entry, newer)
+        agree("Undo it?", lines, yes=at.yes)
         receipt = goback.undo(opened, entry, newer)
     data: dict[str, object] = {"changed": True, "receipt": receipt.id}
     if opened.bucket is None:
         data |= {"undone": entry.id, "abandoned": list(newer)}
     talk = (receipt.left_over,) if receipt.left_over else ()
-    return CommandResult(text=f"{text}\n\ndone ({receipt.id})", data=data, talk=talk)
+    return CommandResult(lines=[*lines, "", f"done ({receipt.id})"], data=data, talk=talk)
 
 
 def _described(entry: Entry, newer: tuple[str, ...]) -> list[str]:
@@ -82,16 +81,16 @@ def _described(entry: Entry, newer: tuple[str, ...]) -> list[str]:
 
 
 def _list(found: Sequence[Operation]) -> CommandResult:
-    lines = [
-        f"{one.id}  {format_when(one.entry.ts)}  {one.title}\n          {one.stands or f'chronicle undo {one.id}'}"
-        for one in found
-    ]
+    lines = []
+    for one in found:
+        lines.append(f"{one.id}  {format_when(one.entry.ts)}  {one.title}")
+        lines.append(f"          {one.stands or f'chronicle undo {one.id}'}")
     rows = [
         {"id": one.entry.id, "time": one.entry.ts, "kind": one.entry.kind, "title": one.entry.title, "step": one.entry.step,
          "can_be_undone": not one.stands, "why_not": one.stands or None}
         for one in found
     ]  # fmt: skip
-    return CommandResult(text="\n".join(lines) or "nothing outside the journal was changed", data=rows)
+    return CommandResult(lines=lines or "nothing outside the journal was changed", data=rows)
 
 
 def _undo_other(one: Operation, at: Changing) -> CommandResult:
@@ -110,7 +109,7 @@ def _undo_other(one: Operation, at: Changing) -> CommandResult:
     note = Note.of(one.entry)
     archived = None if note.archived is None else not note.archived
     mark_runs([at.settings().paths], tags=note.untags, untags=note.tags, archived=archived, why=why, undoes=one.entry.id)
-    return CommandResult(text=f"undone: {one.entry.title}", data={"changed": True, "undone": one.entry.id})
+    return CommandResult(lines=[f"undone: {one.entry.title}"], data={"changed": True, "undone": one.entry.id})
 
 
 def _move_back(made: Entry, at: Changing) -> CommandResult:
@@ -120,15 +119,15 @@ def _move_back(made: Entry, at: Changing) -> CommandResult:
     event = Quarantined.of(made)
     root, moves = Path(event.root), cleanup.moves_from_json(list(event.moves))
     with goback.open_run(at.settings(), force=at.force) as opened:
-        text = "\n".join(["strays to move back:", *(f"  {one_line(move.path)}" for move in moves)])
-        agree("Move them back?", text, yes=at.yes)
+        lines = ["strays to move back:", *(f"  {move.path}" for move in moves)]
+        agree("Move them back?", lines, yes=at.yes)
         with uninterrupted():
             undone = QuarantineUndone(root=str(root))
             entry = opened.writer.write(undone, title=f"{len(moves)} strays moved back", refs=(made.id,))
             count = cleanup.restore(root, cleanup.quarantine_dir(root, made.id), moves)
             pointers = cleanup.pointers_from_json(event.pointers)
             cleanup.point_elsewhere(root, [pointer.reversed() for pointer in pointers])
-    return CommandResult(text=f"{text}\n\ndone: {count} moved", data={"changed": True, "id": entry.id, "moved": count})
+    return CommandResult(lines=[*lines, "", f"done: {count} moved"], data={"changed": True, "id": entry.id, "moved": count})
 
 
 def recover_transaction(at: Forcing = FORCING) -> CommandResult:
@@ -141,7 +140,7 @@ def recover_transaction(at: Forcing = FORCING) -> CommandResult:
     with goback.open_run(at.settings(), force=at.force, recovering=True) as opened:
         intent = find_open_transaction(opened.journal.entries)
         if intent is None:
-            return CommandResult(text="nothing to recover", data={"recovered": None})
+            return CommandResult(lines="nothing to recover", data={"recovered": None})
         receipt = goback.recover(opened, intent)
     verb = intent.kind.partition(".")[0]
     if receipt is None:
@@ -149,4 +148,4 @@ def recover_transaction(at: Forcing = FORCING) -> CommandResult:
     else:
         text, outcome = f"{verb} {intent.id} finished ({receipt.id})", "finished"
     talk = (receipt.left_over,) if receipt is not None and receipt.left_over else ()
-    return CommandResult(text=text, data={"recovered": intent.id, "outcome": outcome}, talk=talk)
+    return CommandResult(lines=text, data={"recovered": intent.id, "outcome": outcome}, talk=talk)

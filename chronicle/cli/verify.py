@@ -31,7 +31,7 @@ from rollback.checkpoint.manifest import BY_HAND, MANIFEST_NAME, Manifest, Other
 from rollback.checks.remnants import remnant_findings
 from rollback.checks.verify import passes, root_stray_findings, unrecognised_findings, verify_checkpoint
 from rollback.disk import remote
-from rollback.errors import Finding, Severity, UnreadableFile, one_line
+from rollback.errors import Finding, Severity, UnreadableFile
 from rollback.transaction.cleanup import (
     KEEP_VERIFIED,
     apply_moves,
@@ -70,16 +70,16 @@ def verify_checkpoints(
       --full, --verified/--quick: Read every byte, or only names and structure.
       --quarantine: Move strays to a directory that no loader reads.
       --write: Write the manifest of CKPT: names, sizes, and digests unless --quick.
-      --newest: Only the newest checkpoint that is whole (exit 1 if there is none).
-      --print-path: Of the newest, print the path alone, for scripts.
+      --newest: Name the newest checkpoint that is whole (exit 1 if there is none).
+      --print-path: Print only the path of the newest one, for scripts.
     """
     if newest or print_path:
         if checkpoint or all_ or write or quarantine:
-            raise UsageProblem("--newest looks for the checkpoint itself: expected no CKPT and no other action beside it")
+            raise UsageProblem("--newest finds the checkpoint by itself: expected no CKPT and no other action")
         return _newest(full, print_path, at)
     if write:
         if not checkpoint:
-            raise UsageProblem("--write is of one checkpoint: expected CKPT", "as in `chronicle verify --write 30500`")
+            raise UsageProblem("--write needs a checkpoint: expected CKPT", "as in `chronicle verify --write 30500`")
         return _write(at.checkpoint(checkpoint), full, at)
     stores = not quarantine  # which moves what it finds
     if checkpoint and not all_:
@@ -101,13 +101,13 @@ def verify_checkpoints(
         if beside_them:
             found.append((str(root), None, beside_them))
     code = ExitCode.FINDINGS if any(_counts(f) for _, _, findings in found for f in findings) else ExitCode.DONE
-    text = "\n".join(_lines(found, full, brief=len(chosen) > 1)) if found else _none_in(root)
-    return CommandResult(text=text, data=_data(found, full), exit_code=code, talk=talk)
+    lines = list(_lines(found, full, brief=len(chosen) > 1)) if found else _none_in(root)
+    return CommandResult(lines=lines, data=_data(found, full), exit_code=code, talk=talk)
 
 
-def _none_in(root: Path | None) -> str:
+def _none_in(root: Path | None) -> list[str]:
     near = directories_with_checkpoints(root) if root is not None else []
-    return f"no checkpoints in {root}" + "".join(f"\n{count} are in {folder}: --checkpoints {folder}" for folder, count in near)
+    return [f"no checkpoints in {root}", *(f"{count} are in {folder}: --checkpoints {folder}" for folder, count in near)]
 
 
 def _verified(chosen: Sequence[Checkpoint], full: bool) -> tuple[Found, list[str | None]]:
@@ -154,13 +154,13 @@ def _counts(finding: Finding) -> bool:
 def _lines(found: Found, full: bool, *, brief: bool) -> Iterator[str]:
     width = max(len(Path(path).name) for path, _, _ in found)
     for path, checkpoint, findings in found:
-        yield f"{one_line(Path(path).name):<{width}}  {_about(checkpoint)}{_verdict(findings, full)}"
+        yield f"{Path(path).name:<{width}}  {_about(checkpoint)}{_verdict(findings, full)}"
         for finding in findings:
             if brief and not _counts(finding):
                 continue
-            yield f"  {finding.severity.value:<5} {finding.check:<3} {one_line(finding.path)}: {one_line(finding.message)}"
+            yield f"  {finding.severity.value:<5} {finding.check:<3} {finding.path}: {finding.message}"
             if finding.remedy and _counts(finding):
-                yield f"            hint: {one_line(finding.remedy)}"
+                yield f"            hint: {finding.remedy}"
 
 
 def _about(checkpoint: Checkpoint | None) -> str:
@@ -201,7 +201,7 @@ def _newest(full: bool, print_path: bool, at: AtCheckpoints) -> CommandResult:
     settings = at.settings(stores=True)
     root = settings.need_checkpoints()
     found = find_latest(root, read_journal(settings.paths).entries, full=full, settings=settings)
-    said = [f"passed over: {_named(one.checkpoint)}: {one_line(one.reason)}" for one in found.passed_over]
+    said = [f"passed over: {_named(one.checkpoint)}: {one.reason}" for one in found.passed_over]
     said += filter(None, [found.words()])
     chosen = found.checkpoint
     if chosen is None:
@@ -215,15 +215,16 @@ def _newest(full: bool, print_path: bool, at: AtCheckpoints) -> CommandResult:
     ]
     data = {"path": str(chosen.path), "step": chosen.step, "launch": chosen.launch, "format": chosen.format}
     return CommandResult(
-        text=str(chosen.path) if print_path else f"{_named(chosen)} · {depth}\n{one_line(str(chosen.path))}",
+        lines=[f"{_named(chosen)} · {depth}", str(chosen.path)],
+        raw=str(chosen.path) if print_path else "",
         data=data | {"every_byte_read": found.verified, "passed_over": passed_over},
-        talk=tuple(said),
+        talk=said,
     )
 
 
 def _named(one: Checkpoint) -> str:
     launch = "" if one.launch is None else f" (launch {one.launch})"
-    return f"step {one.step}{launch} {one_line(one.path.name)}"
+    return f"step {one.step}{launch} {one.path.name}"
 
 
 # --- Quarantine of strays
@@ -235,17 +236,17 @@ def move_strays(
     """Move the strays below `root` out of it, after an entry in the journal. Raises `UsageProblem` without a terminal."""
     moves = plan_quarantine(root, chosen, beside)
     if not moves:
-        return CommandResult(text=f"no strays in {root}", data={"changed": False, "moved": []})
+        return CommandResult(lines=f"no strays in {root}", data={"changed": False, "moved": []})
     refuse_mount_points(root)
-    text = "\n".join(["strays to move out of the checkpoints:", *(f"  {one_line(move.path)}" for move in moves)])
-    agree("Move them?", text, yes=yes)
+    lines = ["strays to move out of the checkpoints:", *(f"  {move.path}" for move in moves)]
+    agree("Move them?", lines, yes=yes)
     with open_run(settings) as opened, uninterrupted():
         event = Quarantined(root=str(root), moves=tuple(move.to_json() for move in moves))
         entry = opened.writer.write(event, title=f"{len(moves)} strays moved out of the checkpoints")
         where = quarantine_dir(root, entry.id)
         apply_moves(root, where, moves)
     return CommandResult(
-        text=f"{text}\n\ndone: moved to {where}",
+        lines=[*lines, "", f"done: moved to {where}"],
         data={"changed": True, "id": entry.id, "moved": [move.path for move in moves], "directory": str(where)},
         talk=(f"undo it with `chronicle undo {entry.id[-8:]}`",),
     )
@@ -271,7 +272,7 @@ def _write(chosen: Checkpoint, full: bool, at: AtCheckpoints) -> CommandResult:
     )
     verb = "replaced" if old or talk else "written"
     text = f"{verb} {chosen.path / MANIFEST_NAME}: {len(new.files)} files, digests {new.digests}"
-    return CommandResult(text=text, data=new.to_json(), talk=(*talk, *name_twins(chosen)))
+    return CommandResult(lines=text, data=new.to_json(), talk=(*talk, *name_twins(chosen)))
 
 
 def _old_manifest(chosen: Checkpoint) -> tuple[Manifest | None, tuple[str, ...]]:

@@ -70,7 +70,8 @@ def watch(
     """Find spikes and divergences in a run or a log, live or --once.
 
     It begins with what was read: the form of the log, points, steps, and which series is the loss. When a rollback is
-    advised, it prints the command. A log without a loss that is known ends with 2; name the loss with --loss.
+    advised, it prints the command. It exits with 2 where it finds no loss in a log; name
+    the loss with --loss.
 
     Hooks are shell commands, also from chronicle.toml. They get the event as JSON on stdin and in CHRONICLE_EVENT_*
     variables. Ctrl-C or the end of the run ends it with a summary.
@@ -107,7 +108,7 @@ def watch(
         for event in (event for one in found for event in one.events):
             hooks.call(event)
     elif len(names) > 1:
-        raise UsageProblem(f"{len(names)} logs cannot be followed at a time", "read them to their ends with --once")
+        raise UsageProblem(f"{len(names)} logs cannot be followed at the same time", "read them to their ends with --once")
     else:
         scan, settings = _follow(names[0], at, reading)
         hooks = Hooks({**settings.hooks, **commands}, say_on_stderr)
@@ -116,7 +117,7 @@ def watch(
     hooks.finish()
     data = [one.to_json() for one in found]
     return CommandResult(
-        text="\n\n".join(map(describe_scan, found)),
+        lines=[line for one in found for line in ("", *describe_scan(one))][1:],
         data=data if len(names) > 1 else data[0],
         exit_code=_exit_code(found, fail=fail),
     )
@@ -234,10 +235,10 @@ def _look_on(scan: Scan, settings: Settings, hooks: Hooks, interval: float) -> N
 # --- what is told of a log
 
 
-def describe_scan(scan: Scan | _Unread) -> str:
-    """The text of one log: title, what was read, sparkline, one line per event, the proposal."""
+def describe_scan(scan: Scan | _Unread) -> list[str]:
+    """The lines of one log: title, what was read, sparkline, one line per event, the proposal."""
     if isinstance(scan, _Unread):
-        return f"{scan.source}: {scan.problem}"
+        return [f"{scan.source}: {scan.problem}"]
     events = scan.events
     lines = [f"{scan.source}: {scan.rows} points, {len(events)} event{'s' * (len(events) != 1)}, {scan.status_line()}"]
     lines += [f"  {line}" for line in scan.contents.lines()]
@@ -248,7 +249,7 @@ def describe_scan(scan: Scan | _Unread) -> str:
     lines += [f"  {describe_trip(step, check)}" for step, check in scan.trips]
     lines += [f"  {describe_event(event)}" for event in events]
     lines += [f"  {line}" for line in _advice(scan)]
-    return "\n".join(lines)
+    return lines
 
 
 def sparkline(values: Sequence[float]) -> str:

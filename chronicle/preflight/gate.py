@@ -76,7 +76,7 @@ def check_before_first_step(
     paths = RunPaths(Path(directory)) if directory else None
     launch = int(number) if number.isdigit() else None
     entries = read_journal(paths).entries if paths is not None else ()
-    expected = _read_baseline(entries, environ, start_step)
+    expected = read_baseline(entries, environ, start_step)
     results = check_facts(facts, expected, skip=environ.get(SKIP_VARIABLE, "").split(","))
     failures = tuple(result for result in results if result.verdict is CheckVerdict.FAIL)
     if paths is not None:
@@ -86,7 +86,7 @@ def check_before_first_step(
     return results
 
 
-def _read_baseline(entries: Sequence[Entry], environ: Mapping[str, str], start_step: int | None = None) -> Baseline:
+def read_baseline(entries: Sequence[Entry], environ: Mapping[str, str], start_step: int | None = None) -> Baseline:
     """The declared plan of the run and the limits this launch was started with."""
     plan = find_plan(entries, start_step)
     asked = environ.get(REQUESTED_VARIABLE, "")

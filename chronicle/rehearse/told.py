@@ -14,11 +14,6 @@ from chronicle.rehearse.rehearse import Answer
 SHOWN_ROWS = 5
 
 
-def page(answer: Answer) -> str:
-    """The answer as lines of text."""
-    return "\n".join(_lines(answer))
-
-
 def to_json(answer: Answer) -> dict[str, Any]:
     """The answer as plain values: those of its entry, and what differs by nature."""
     compared = answer.compared
@@ -65,7 +60,8 @@ def record(paths: RunPaths, answer: Answer, launch: int | None = None) -> Entry:
         return writer.write(event, launch=launch, title=title)
 
 
-def _lines(answer: Answer) -> Iterator[str]:
+def page(answer: Answer) -> Iterator[str]:
+    """The answer as lines of text."""
     compared = answer.compared
     yield answer.verdict.value
     if answer.compared_at is not None:

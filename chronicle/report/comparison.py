@@ -19,14 +19,13 @@ from chronicle.errors import ChronicleError
 from chronicle.report.lineage_picture import INK, RC
 from chronicle.report.page_data import PALETTE
 from chronicle.runs import LoggedCurve, Run
-from chronicle.story.launch_settings import as_value
+from chronicle.story.launch_settings import OUTSIDE, as_value, find_differing
 from chronicle.story.plain import align_columns, format_number, plain
 from chronicle.story.series import ChannelCurve, robust_range, smooth, thin
 from rollback.channels import Role, find_channel, role_of
 
 POINTS = 6  # steps at which the curves are compared
 SHARE = 0.05  # of the common steps, whose median is the value at a step
-OUTSIDE = ("environment", "host")  # differ between any two launches and say little
 SEEDS = ("seed", "random_seed", "global_seed", "manual_seed", "rng_seed")
 BUCKETS, BINS, SMOOTHED = 700, 120, 120
 WIDTH = 40  # letters of a setting's value
@@ -97,21 +96,21 @@ def compare_runs(named: Sequence[tuple[str, Run, int | None]], channel: str, by:
 
     Raises as `Run.curve`, and `ChronicleError` where a run did not record the time.
     """
-    members = tuple(_member(*one, _curve_of(one[1], channel, one[2]), by) for one in named)
-    names = sorted({name for one in members for name in one.settings} - set(OUTSIDE))
-    rows = [(name, tuple(one.settings.get(name) for one in members)) for name in names]
-    differing = tuple((name, values) for name, values in rows if not _all_equal(values))
+    members = tuple(_member(*one, one[1].curve(channel, launch=one[2]), by) for one in named)
+    names = {name for one in members for name in one.settings}.difference(OUTSIDE)
+    differing = [row for row in find_differing([one.settings for one in members]) if row[0] in names]
     return Comparison(
         channel=channel,
         by=by,
         members=members,
         at=tuple(_at_equal_places(members)),
-        differing=differing,
-        num_equal=len(rows) - len(differing),
+        differing=tuple(differing),
+        num_equal=len(names) - len(differing),
         spread=_spread_of(*(one.curve for one in members)) if len(members) == 2 and by == "step" else None,
     )
 
 
+<<<<<<< HEAD
 def _curve_of(run: Run, channel: str, launch: int | None) -> LoggedCurve:
     """A channel along the lineage of a run, or all points of one launch."""
     if launch is None:
@@ -122,6 +121,8 @@ def _curve_of(run: Run, channel: str, launch: int | None) -> LoggedCurve:
     return LoggedCurve(whole.channel, *columns)
 
 
+=======
+>>>>>>> r45
 def _spread_of(one: LoggedCurve, other: LoggedCurve) -> Spread | None:
     """The difference at every step that both have; None where they have none."""
     before = dict(zip(one.step, one.value, strict=True))
@@ -172,8 +173,12 @@ def arms_of(comparison: Comparison) -> tuple[ComparedArm, ...]:
     arms = []
     for members in found.values():
         first = next(iter(members.values()))
+<<<<<<< HEAD
         shown = [(one, dict(comparison.differing)[one][first]) for one in telling[:3]]
         name = ", ".join(f"{one}={plain(str(value))[:WIDTH]}" for one, value in shown)
+=======
+        name = ", ".join(f"{one}={str(_value_in(comparison, one, first))[:WIDTH]}" for one in telling[:3])
+>>>>>>> r45
         values = {seed: value for seed, at in members.items() if (value := last[at]) is not None}
         arms.append(ComparedArm(name, tuple(comparison.members[at].name for at in members.values()), values))
     return tuple(arms) if len(arms) > 1 and all(len(arm.runs) > 1 for arm in arms) else ()
@@ -209,7 +214,7 @@ def _lr_of(run: Run, launch: int | None) -> LoggedCurve:
     """The learning rate; without points where none was logged."""
     if find_channel(run.channels, Role.LR) is None:
         return LoggedCurve("lr", [], [], [], [], [])
-    return _curve_of(run, "lr", launch)
+    return run.curve("lr", launch=launch)
 
 
 def _speed_of(curve: LoggedCurve) -> float | None:
@@ -235,10 +240,6 @@ def _seconds(run: Run, curve: LoggedCurve) -> list[int]:
     return places
 
 
-def _all_equal(values: Sequence[Any]) -> bool:
-    return all(as_value(value) == as_value(values[0]) for value in values[1:])
-
-
 def _at_equal_places(members: Sequence[Member]) -> Iterator[tuple[int, tuple[float | None, ...]]]:
     """Places that all runs have reached, and what each had there."""
     if any(not one.line.steps for one in members):
@@ -261,7 +262,7 @@ def _around(curve: ChannelCurve, step: int, width: float) -> float | None:
 # ---- for a terminal --------------------------------------------------------------------------------------------------
 
 
-def tell(comparison: Comparison) -> str:
+def tell(comparison: Comparison) -> list[str]:
     """The comparison as tables of 80 columns and more, one column for each run."""
     members = comparison.members
     rows: list[tuple[str, ...]] = [("", *(one.name for one in members))]
@@ -283,12 +284,12 @@ def tell(comparison: Comparison) -> str:
     if comparison.differing:
         total = len(comparison.differing) + comparison.num_equal
         said.append(f"settings that differ ({len(comparison.differing)} of {total}):")
-        said += align_columns([(f"  {plain(name)}", *map(_setting, values)) for name, values in comparison.differing])
+        said += align_columns([(f"  {name}", *map(_setting, values)) for name, values in comparison.differing])
     elif comparison.num_equal:
         said.append(f"all {comparison.num_equal} recorded settings are equal")
     else:
         said.append("no settings were recorded: `chronicle.config({…})` in the script records them")
-    return "\n".join(said)
+    return said
 
 
 def _launches(one: Member) -> str:
@@ -305,7 +306,7 @@ def _point(point: tuple[int, float] | None) -> str:
 
 
 def _setting(value: Any) -> str:
-    text = "not recorded" if value is None else plain(str(value))
+    text = "not recorded" if value is None else str(value)
     return text if len(text) <= WIDTH else f"{text[: WIDTH - 1]}…"
 
 

@@ -23,7 +23,7 @@ from chronicle.journal.events import EntryKind, GuardVerdict, Incident, Prefligh
 from chronicle.journal.place import describe_parent
 from chronicle.story.assemble import LaunchStory, Story
 from chronicle.story.chapters import BOOKKEEPING
-from chronicle.story.plain import format_factor, format_number, format_when, plain
+from chronicle.story.plain import format_factor, format_number, format_when
 
 CHECKPOINTS_NAMED = 4
 REASON = 48  # characters shown of why an LR follows no schedule
@@ -213,7 +213,7 @@ def draw_graph(story: Story, loss_at: Callable[[int, int], float | None]) -> Ite
     for entry in _told(tree.before):
         yield _event_line(entry, lanes, None, first)
     if story.parent is not None:
-        yield GraphLine(lanes="^", text=f"begins from {plain(describe_parent(story.parent))}", style="parent")
+        yield GraphLine(lanes="^", text=f"begins from {describe_parent(story.parent)}", style="parent")
 
 
 def _begin(stretch: Stretch) -> str:
@@ -305,7 +305,7 @@ def _headline(stretch: Stretch, loss_at: Callable[[int, int], float | None], ori
 
 
 def _reason(factor: float | None, reason: str) -> str:
-    return f" ({plain(reason[:REASON])}{'…' if len(reason) > REASON else ''})" if factor is None else ""
+    return f" ({reason[:REASON]}{'…' if len(reason) > REASON else ''})" if factor is None else ""
 
 
 def _steps(stretch: Stretch) -> str:
@@ -324,23 +324,23 @@ KNOWN = frozenset(kind.value for kind in EntryKind)
 
 
 def _event_text(entry: Entry) -> str:
-    title = plain(entry.title)
+    title = entry.title
     if entry.kind == EntryKind.GUARD_VERDICT:
-        verdict = f"guard {plain(GuardVerdict.of(entry).verdict)}"
+        verdict = f"guard {GuardVerdict.of(entry).verdict}"
         title = title.replace("guard: ", "guard ", 1)
         title = title if title.startswith(verdict) else verdict + (f": {title}" if title else "")
     elif entry.kind == EntryKind.ROLLBACK_RECEIPT:
         title = _rollback(entry)
     elif entry.kind == EntryKind.CLOSE:
-        title = f"closed {plain(entry.refs[0][-8:]) if entry.refs else ''} {title}"
+        title = f"closed {entry.refs[0][-8:] if entry.refs else ''} {title}"
     elif entry.kind not in MARKS:
-        name = plain(entry.kind)
+        name = entry.kind
         if name in KNOWN:  # an entry of a later version keeps the name of its kind
             name = name.replace("_", " ").replace(".", " ")
         named = title.startswith((name, name.partition(" ")[2] or name))
         title = title if named else f"{name}: {title}" if title else name
     step = f" (step {entry.step})" if entry.step is not None and str(entry.step) not in title else ""
-    return f"{title or plain(entry.kind)}{step}"
+    return f"{title or entry.kind}{step}"
 
 
 def _rollback(entry: Entry) -> str:

@@ -6,6 +6,8 @@ settings that the script recorded (`chronicle.config`, a tracker's config, `Trai
 `--lr` is called `lr`, as most scripts call it in their settings. Values are compared as values: `3e-4` and `0.0003` are equal.
 """
 
+from __future__ import annotations
+
 import os
 import re
 from collections.abc import Iterable, Mapping, Sequence
@@ -19,6 +21,7 @@ from rollback.errors import RollbackError
 
 CODE = ("code.commit", "code.changes", "code.python")
 ENVIRONMENT = "environment"  # the name of the digest of the list of packages
+OUTSIDE = (ENVIRONMENT, "host")  # differ between any two launches and say little
 # variables that name one job and differ between any two
 OF_THE_JOB = re.compile(r"MASTER_(ADDR|PORT)|NODE_RANK|TORCHELASTIC_RUN_ID|SLURM_.*(ID|COUNT|NODELIST|NAME)")
 LAUNCHER = {
@@ -54,6 +57,18 @@ class ChangedSetting(NamedTuple):
     def brief(self) -> str:
         """`lr 0.0003 → 0.0001`, for a line that names several."""
         return f"{self.name} {_shown(self.before)} → {_shown(self.after)}"
+
+
+class ChangedSince(NamedTuple):
+    """The launch before, and the settings that a launch has otherwise."""
+
+    launch: int
+    changes: Sequence[ChangedSetting]
+
+    def brief(self, most: int) -> str:
+        """The first of them, for one line."""
+        more = f", {len(self.changes) - most} more" if len(self.changes) > most else ""
+        return f"since launch {self.launch}: {', '.join(one.brief for one in self.changes[:most])}{more}"
 
 
 def settings_of(entries: Iterable[Entry], launch: int) -> dict[str, Any]:
@@ -99,23 +114,32 @@ def planned_steps(entries: Iterable[Entry], launch: int) -> int | None:
 
 def changes_between(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[ChangedSetting]:
     """The settings that differ, in the order of their names; those of one side only are changes, too."""
-    names = sorted(before.keys() | after.keys())
-    pairs = [ChangedSetting(name, before.get(name), after.get(name)) for name in names]
-    return [pair for pair in pairs if not _equal(pair.before, pair.after)]
+    return [ChangedSetting(name, *values) for name, values in find_differing((before, after))]
 
 
-def changed_before(entries: Iterable[Entry], launches: Sequence[int], launch: int) -> tuple[int, list[ChangedSetting]] | None:
-    """The launch before this one and the settings that this one has otherwise; None where one of them is not known.
+def find_differing(many: Sequence[Mapping[str, Any]]) -> list[tuple[str, tuple[Any, ...]]]:
+    """The settings that differ, in the order of their names, each with its values; None where it is not recorded."""
+    found = []
+    for name in sorted({name for values in many for name in values}):
+        values = [one.get(name) for one in many]
+        first = as_value(values[0])
+        if any(as_value(value) != first for value in values):
+            found.append((name, tuple(values)))
+    return found
+
+
+def changed_before(entries: Sequence[Entry], launch: int) -> ChangedSince | None:
+    """What changed since the launch before this one; None where the settings of one of them are not known.
 
     Host and the digest of the packages are left out: they say little in a line.
     """
-    earlier = [number for number in launches if number < launch]
-    if not earlier:
+    started = {entry.launch for entry, _ in events_of(entries, LaunchStart)} - {None}
+    earlier = max((number for number in started if number is not None and number < launch), default=None)
+    if earlier is None:
         return None
-    entries = list(entries)
-    before, after = settings_of(entries, earlier[-1]), settings_of(entries, launch)
-    changes = [one for one in changes_between(before, after) if one.name not in (ENVIRONMENT, "host")]
-    return (earlier[-1], changes) if before and after and changes else None
+    before, after = settings_of(entries, earlier), settings_of(entries, launch)
+    changes = [one for one in changes_between(before, after) if one.name not in OUTSIDE]
+    return ChangedSince(earlier, changes) if before and after and changes else None
 
 
 class Told(NamedTuple):
@@ -170,12 +194,6 @@ def packages_changed_between(one: Told, other: Told) -> list[ChangedSetting] | N
         pairs = (line.partition("-") for line in text.decode("utf-8", "replace").splitlines())
         lists.append({f"package {name}": version for name, _, version in pairs})
     return [change for change in changes_between(*lists) if change.before != change.after]
-
-
-def _equal(one: Any, other: Any) -> bool:
-    if one is None or other is None:
-        return one is other
-    return bool(as_value(one) == as_value(other))
 
 
 def as_value(given: Any) -> Any:

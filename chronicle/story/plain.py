@@ -9,15 +9,16 @@ import re
 import sys
 from collections.abc import Sequence
 from datetime import UTC, datetime
+from typing import NamedTuple
 
 ON = ("1", "true", "yes")  # of CHRONICLE_UTC; a command sets it from the setting `utc`
 # C0 and C1 controls, DEL, line separators, and the marks that turn the direction of writing (CVE-2021-42574)
 UNSAFE = re.compile("[\x00-\x1f\x7f-\x9f\u061c\u200b\u200e\u200f\u2028-\u202e\u2066-\u2069\ufeff\ud800-\udfff]")
 
 
-def say(line: str) -> None:
-    """Tell the person who runs this command one line, on stderr."""
-    print(f"chronicle: {line}", file=sys.stderr, flush=True)
+def say(text: str) -> None:
+    """Tell the person who runs this command something, on stderr."""
+    print(f"chronicle: {plain_block(text)}", file=sys.stderr, flush=True)
 
 
 def plain(text: object) -> str:
@@ -27,8 +28,38 @@ def plain(text: object) -> str:
 
 def plain_block(text: object) -> str:
     """Several lines: line breaks and tabs stay, everything else as in `plain`."""
-    lines = str(text).replace("\r\n", "\n").split("\n")
-    return "\n".join(plain(line.replace("\t", "    ")) for line in lines)
+    return "\n".join(map(plain, lines_of(text)))
+
+
+def lines_of(text: object) -> list[str]:
+    """The lines of a text, with spaces for tabs."""
+    return str(text).replace("\r\n", "\n").replace("\t", "    ").split("\n")
+
+
+class Coloured(NamedTuple):
+    """A line whose first part has a colour on a terminal (`code`, as in `31;1`)."""
+
+    code: str
+    head: str
+    rest: str = ""
+
+    def shown(self) -> str:
+        """In colour on a terminal without NO_COLOR (https://no-color.org), or with FORCE_COLOR."""
+        head, rest = plain(self.head), plain(self.rest)
+        return f"\x1b[{self.code}m{head}\x1b[0m{rest}" if _wants_colour() else head + rest
+
+
+def _wants_colour() -> bool:
+    if os.environ.get("NO_COLOR") or os.environ.get("TERM") == "dumb":
+        return False
+    return bool(os.environ.get("FORCE_COLOR")) or sys.stdout.isatty()
+
+
+def shown_lines(lines: str | Sequence[str | Coloured]) -> str:
+    """Lines as a terminal may get them: each is escaped, so that none can begin another. The line breaks of one text stay."""
+    if isinstance(lines, str):
+        return plain_block(lines)
+    return "\n".join(line.shown() if isinstance(line, Coloured) else plain(line) for line in lines)
 
 
 def _escape(match: re.Match[str]) -> str:
@@ -47,10 +78,13 @@ def format_number(value: float | None) -> str:
     return f"{value:.4g}"
 
 
-def align_columns(rows: Sequence[Sequence[str]]) -> list[str]:
-    """The rows of a table as lines, each column as wide as its widest cell."""
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    return ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
+def align_columns(rows: Sequence[Sequence[str]], right: Sequence[int] = ()) -> list[str]:
+    """The rows of a table as lines, each column as wide as its widest cell. `right`: columns whose cells end together."""
+    columns = []
+    for at, column in enumerate(zip(*rows, strict=True)):
+        width = max(map(len, column))
+        columns.append([cell.rjust(width) if at in right else cell.ljust(width) for cell in column])
+    return ["  ".join(row).rstrip() for row in zip(*columns, strict=True)]
 
 
 def format_size(size_bytes: int) -> str:

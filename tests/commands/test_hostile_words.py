@@ -40,7 +40,8 @@ def hostile(tmp_path: Path) -> StoryRun:
 
 READ = [
     ["status"], ["log"], ["log", "--graph"], ["log", "--all"], ["log", "--open"], ["costs"], ["audit"], ["spikes"],
-    ["watch", "--once", "hostile"], ["hardware"], ["config", "show"],
+    ["watch", "--once", "hostile"], ["hardware"], ["config", "show"], ["undo", "--list"], ["runs", "--tree"], ["settings"],
+    ["compare", "hostile@1", "hostile@2"], ["inspect"], ["ps"], ["data", "usage"],
 ]  # fmt: skip
 
 

@@ -450,7 +450,7 @@ def test_status_is_coloured_on_a_terminal_only(tmp_path: Path, chronicle: Cli, m
     run.writer.write(Incident(kind="instant-spike", tier="warn", status="open"), step=8, launch=2, title="spike at step 8")
     monkeypatch.setenv("TERM", "xterm")
     monkeypatch.delenv("NO_COLOR", raising=False)
-    monkeypatch.setattr("chronicle.cli.status._on_terminal", lambda: True)
+    monkeypatch.setattr("sys.stdout.isatty", lambda: True)
     assert "\x1b[31;1mopen" in chronicle("status").out
     monkeypatch.setenv("NO_COLOR", "1")
     assert "\x1b" not in chronicle("status").out
