@@ -110,19 +110,6 @@ def compare_runs(named: Sequence[tuple[str, Run, int | None]], channel: str, by:
     )
 
 
-<<<<<<< HEAD
-def _curve_of(run: Run, channel: str, launch: int | None) -> LoggedCurve:
-    """A channel along the lineage of a run, or all points of one launch."""
-    if launch is None:
-        return run.curve(channel)
-    whole = run.curve(channel, abandoned=True)
-    own = [place for place, number in enumerate(whole.launch) if number == launch]
-    columns: list[list[Any]] = [[column[place] for place in own] for column in whole[1:]]
-    return LoggedCurve(whole.channel, *columns)
-
-
-=======
->>>>>>> r45
 def _spread_of(one: LoggedCurve, other: LoggedCurve) -> Spread | None:
     """The difference at every step that both have; None where they have none."""
     before = dict(zip(one.step, one.value, strict=True))
