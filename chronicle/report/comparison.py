@@ -160,12 +160,8 @@ def arms_of(comparison: Comparison) -> tuple[ComparedArm, ...]:
     arms = []
     for members in found.values():
         first = next(iter(members.values()))
-<<<<<<< HEAD
         shown = [(one, dict(comparison.differing)[one][first]) for one in telling[:3]]
-        name = ", ".join(f"{one}={plain(str(value))[:WIDTH]}" for one, value in shown)
-=======
-        name = ", ".join(f"{one}={str(_value_in(comparison, one, first))[:WIDTH]}" for one in telling[:3])
->>>>>>> r45
+        name = ", ".join(f"{one}={str(value)[:WIDTH]}" for one, value in shown)
         values = {seed: value for seed, at in members.items() if (value := last[at]) is not None}
         arms.append(ComparedArm(name, tuple(comparison.members[at].name for at in members.values()), values))
     return tuple(arms) if len(arms) > 1 and all(len(arm.runs) > 1 for arm in arms) else ()
