@@ -308,6 +308,7 @@ ADVICE = {
     "python": "save and load random.getstate()",
     "numpy": "save and load the state of NumPy's generator",
 }
+MADE_ANEW = "save and load the position in the data, and what a batch is made with: a generator, a count, a stage"
 
 
 def judge_prints(first: Printed, again: Printed, resumed: Printed, steps: tuple[int, int]) -> Iterator[Row]:
@@ -343,7 +344,9 @@ def _of_print(part: str, found: PrintDifference, first: Printed) -> Row:
     if part != "batch":
         return Row(Rank.PRINT, part, text, ADVICE.get(part, ""))
     seen = [step for step, one in sorted(first[found.ranks[0]].items()) if one.batch == found.other.batch]
-    if seen and seen[0] < found.step:
+    if not seen:
+        return Row(Rank.DATA, part, text, MADE_ANEW)
+    if seen[0] < found.step:
         text = f"the batch of step {found.step} is the batch of step {seen[0]} of the undisturbed launch"
         text += ": the data begin again" if seen[0] == 1 else ""
     return Row(Rank.DATA, part, text, ADVICE[part])

@@ -100,6 +100,7 @@ class Played:
     seconds: float = 0.0
     ranks: int = 1  # as the launcher told its processes, or as many as were printed
     ended_in: float | None = None  # seconds from our signal to the end
+    stepped_for: float | None = None  # seconds from our signal to the last step, where the log has its time
     saved_before: frozenset[int] = frozenset()  # steps of the checkpoints that were there when we sent it
     told_at: int = 0  # the step that was known then
     last_words: str = ""  # what it printed last, where it failed
@@ -158,7 +159,7 @@ def play(
     seen = _Seen(place, asked_of(environ).end or until.step)
     ours = ["run", *options, "--run", place.name, "--logs", str(place.paths.run_dir.parent), "--checkpoints", str(place.out)]
     began, told = time.monotonic(), None
-    ranks, told_at = 1, 0
+    ranks, told_at, told_time = 1, 0, 0.0
     saved_before: frozenset[int] = frozenset()
     with seen.output.open("wb") as log:
         process = subprocess.Popen(
@@ -174,6 +175,7 @@ def play(
             told_at = seen.step()
             if until.is_over() or is_saved or told_at >= until.step:
                 saved_before, told = frozenset(saved_in(place.out)), time.monotonic()
+                told_time = time.time()
                 _end(place, process, until.signal)
         process.wait(timeout=MOST_SECONDS)
     except subprocess.TimeoutExpired:
@@ -189,11 +191,13 @@ def play(
     if not seen.is_counting_steps:
         played = replace(played, points=())
     now, last = time.monotonic(), ""
+    times = [point.time for point in played.points if point.time is not None]
     if process.returncode > 0 and played.end:
         last = ": " + seen.last_lines().rpartition(" / ")[2].removeprefix("chronicle:").strip()
     return replace(
         played, last_words=last, end=played.end or seen.last_lines(), exit_code=process.returncode, seconds=now - began,
         ended_in=None if told is None else now - told, saved_before=saved_before, told_at=told_at,
+        stepped_for=max(times) - told_time if times else None,
     )  # fmt: skip
 
 

@@ -246,8 +246,9 @@ def answer_to_signal(asked: Rehearsal, ended: Played, anyway: Collection[int] = 
         return Row(Rank.NOTE, name, f"saved at step {new[-1]} within {took}")
     if new and new[0] - ended.told_at <= SOON:
         return Row(Rank.NOTE, name, f"it came after step {ended.told_at}: saved at step {new[0]}, and went on to step {last}")
-    if last >= asked.to and ended.ended_in < LISTEN_SECONDS:
-        text = f"it came after step {ended.told_at}, and the launch was over at step {last}, {took} later: name a later --to"
+    listened = ended.ended_in if ended.stepped_for is None else max(0.0, ended.stepped_for)
+    if last >= asked.to and listened < LISTEN_SECONDS:
+        text = f"it came after step {ended.told_at}, and the last step, {last}, was {listened:.1f} s later: name a later --to"
         return Row(Rank.NOT_COMPARED, name, text)
     text = f"nothing saved, {max(0, last - max(saves, default=0))} steps lost; it ended with code {ended.exit_code} in {took}"
     if last >= asked.to:

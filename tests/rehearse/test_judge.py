@@ -161,6 +161,9 @@ def test_a_batch_that_was_read_before_says_that_the_data_begin_again() -> None:
     (one,) = judge_prints(first, first, resumed, (10, 20))
     assert one.rank is Rank.DATA
     assert one.text == "the batch of step 11 is the batch of step 1 of the undisturbed launch: the data begin again"
+    assert "skip the batches" in one.advice
+    (one,) = judge_prints(first, first, prints({step: 900 + step for step in range(11, 21)}), (10, 20))
+    assert "a generator, a count, a stage" in one.advice, "no batch of the data: it was made otherwise"
 
 
 def test_the_first_part_that_differs_names_the_cause_and_what_varies_anyway_does_not() -> None:

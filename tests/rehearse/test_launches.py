@@ -132,7 +132,7 @@ def played(saves: tuple[int, ...], last: int) -> Played:
             (7, 14),
             20,
             Rank.NOT_COMPARED,
-            "it came after step 10, and the launch was over at step 20, 3.1 s later: name a later --to",
+            "it came after step 10, and the last step, 20, was 3.1 s later: name a later --to",
         ),
         ((7, 11, 14), 20, Rank.NOTE, "it came after step 10: saved at step 11, and went on to step 20"),
     ],
@@ -144,6 +144,8 @@ def test_a_save_that_comes_anyway_is_no_answer_to_a_signal(saves: tuple[int, ...
     if rank is Rank.NOT_COMPARED:  # the HF Trainer waits 3 s before it saves
         late = answer_to_signal(asked, replace(played(saves, last), ended_in=8.0))
         assert late.sentence == "TERM: it came after step 10, and was not heard: the launch went on to step 20"
+        ending = answer_to_signal(asked, replace(played(saves, last), ended_in=8.0, stepped_for=2.0))  # and six seconds to end
+        assert ending.rank is Rank.NOT_COMPARED and "the last step, 20, was 2.0 s later" in ending.text
     unsent = answer_to_signal(asked, replace(played(saves, last), ended_in=None))
     assert unsent.rank is Rank.NOT_COMPARED and "it was not sent" in unsent.text
 
