@@ -97,6 +97,7 @@ class Played:
     guard: tuple[GuardVerdict, ...]
     end: str  # why it ended, in words
     exit_code: int = 0
+    own_code: int = 0  # of the command itself, negative: the signal that ended it
     seconds: float = 0.0
     ranks: int = 1  # as the launcher told its processes, or as many as were printed
     ended_in: float | None = None  # seconds from our signal to the end
@@ -282,6 +283,7 @@ def read_played(paths: RunPaths, out: Path, launch: int, ranks: int = 1) -> Play
         start=next((start for _, start in events_of(entries, LaunchStart)), LaunchStart()),
         guard=tuple(event for _, event in events_of(entries, GuardVerdict)),
         end=(ends[-1].because or str(ends[-1].cause)) if ends else "",
+        own_code=(ends[-1].launcher_code or 0) if ends else 0,
         ranks=max(ranks, len(prints)),
     )
 

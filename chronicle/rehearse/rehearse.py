@@ -243,7 +243,8 @@ def answer_to_signal(asked: Rehearsal, ended: Played, anyway: Collection[int] = 
     if after and not new and after[0] - ended.told_at <= SOON:
         return Row(Rank.NOT_COMPARED, name, f"the save of step {after[0]} was due anyway; name another --at")
     if new and last < asked.to:
-        return Row(Rank.NOTE, name, f"saved at step {new[-1]} within {took}")
+        failed = f", and then it failed with code {ended.own_code}" if 0 < ended.own_code < 128 else ""
+        return Row(Rank.NOTE, name, f"saved at step {new[-1]} within {took}{failed}")
     if new and new[0] - ended.told_at <= SOON:
         return Row(Rank.NOTE, name, f"it came after step {ended.told_at}: saved at step {new[0]}, and went on to step {last}")
     listened = ended.ended_in if ended.stepped_for is None else max(0.0, ended.stepped_for)

@@ -146,6 +146,9 @@ def test_a_save_that_comes_anyway_is_no_answer_to_a_signal(saves: tuple[int, ...
         assert late.sentence == "TERM: it came after step 10, and was not heard: the launch went on to step 20"
         ending = answer_to_signal(asked, replace(played(saves, last), ended_in=8.0, stepped_for=2.0))  # and six seconds to end
         assert ending.rank is Rank.NOT_COMPARED and "the last step, 20, was 2.0 s later" in ending.text
+    if last == 12 and rank is Rank.NOTE:
+        failed = answer_to_signal(asked, replace(played(saves, last), own_code=1))
+        assert failed.sentence == f"TERM: {said}, and then it failed with code 1"
     unsent = answer_to_signal(asked, replace(played(saves, last), ended_in=None))
     assert unsent.rank is Rank.NOT_COMPARED and "it was not sent" in unsent.text
 
