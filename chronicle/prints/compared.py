@@ -162,7 +162,7 @@ def compare_rank(rank: int, record: Steps, other: Steps, *, start: int, until: i
     entered_before = False
     for step in common:
         own, now = record[step], other[step]
-        parts &= {part for part, (seen, _) in PARTS.items() if seen in own.seen & now.seen}
+        parts.intersection_update(compared_parts(own, now))
         apart = differing_parts(own, now, idle)
         if step == start + 1 and _lacks_what_came_before(own, now, apart):
             entered_before, apart = bool(apart), []
@@ -215,19 +215,24 @@ def _is_drawn_otherwise(record: Steps, other: Steps, step: int) -> bool:
     return False
 
 
+def compared_parts(own: Print, other: Print) -> list[str]:
+    """The parts that both sides have seen, in their order; no batch of which one side alone knows the labels."""
+    found = [part for part, (seen, _) in PARTS.items() if seen in own.seen & other.seen]
+    if "batch" in found and (own.seen ^ other.seen) & SeenParts.TARGETS:
+        found.remove("batch")
+    return found
+
+
 def differing_parts(own: Print, other: Print, left_out: Sequence[str] = ()) -> list[str]:
-    """The parts that differ; one that only one side has seen is not compared, nor a batch of which one side knows the labels.
+    """The parts that were compared and differ.
 
     Another number of micro-batches comes first: generators are read when the first one enters.
     """
-    seen = own.seen & other.seen
-    is_another_number = SeenParts.BATCH in seen and own.batches != other.batches
+    is_another_number = SeenParts.BATCH in own.seen & other.seen and own.batches != other.batches
     found = ["batch"] if is_another_number else []
-    if is_another_number or (own.seen ^ other.seen) & SeenParts.TARGETS:
-        left_out = (*left_out, "batch")
-    for part, (flag, _) in PARTS.items():
+    for part in compared_parts(own, other):
         one, two = getattr(own, part), getattr(other, part)
-        if part not in left_out and flag in seen and one != two and repr(one) != repr(two):  # NaN is what it is
+        if part not in (*left_out, *found) and one != two and repr(one) != repr(two):  # NaN is what it is
             found.append(part)
     return found
 

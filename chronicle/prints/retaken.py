@@ -293,14 +293,18 @@ def own_ranks(case: RetakenCase) -> Odd | None:
         num_others = len(case.ranks) - len(ranks)
         others = "the other rank is" if num_others == 1 else f"the other {num_others:,} ranks are"
         verb, its = ("differs", "its batch was") if len(ranks) == 1 else ("differ", "their batches were")
-        changed = case.named(*SETTINGS)
-        beside = f" (changed since launch {case.earlier}: {changed})" if changed else ""
         words = (
             f"rank {_numbers(ranks)} {verb} from step {first.step:,} on ({PARTS[part][1]}); {its} equal, and {others} equal to "
-            f"the last bit: look at {_nodes(case, ranks)}{beside}"
+            f"the last bit: look at {_nodes(case, ranks)}{_since(case, *SETTINGS)}"
         )
         return Odd(first.step, ranks, words)
     return None
+
+
+def _since(case: RetakenCase, *kinds: str) -> str:
+    """What of these kinds has changed between the launches, in brackets; "" for nothing."""
+    changed = case.named(*kinds)
+    return f" (changed since launch {case.earlier}: {changed})" if changed else ""
 
 
 def _nodes(case: RetakenCase, ranks: Sequence[int], place: int | None = None) -> str:
@@ -380,7 +384,7 @@ def _other_batches(case: RetakenCase) -> str:
         ranks = tuple(rank.rank for rank in case.compared if rank.other_batch == step)
         before = f" (other bits before it: {PARTS[case.part][1]})"
     where = "" if len(ranks) == len(case.compared) else f", on rank {_numbers(ranks)}"
-    return f"not the same batches from step {step:,} on{where}{before}"
+    return f"not the same batches from step {step:,} on{where}{before}{_since(case, *CAUSES, *SETTINGS)}"
 
 
 def _changed(case: RetakenCase) -> str:

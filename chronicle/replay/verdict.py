@@ -183,6 +183,8 @@ def _another_batch(case: ReplayCase) -> str:
     why = f"another batch at step {case.at.step}{same}"
     if case.has_checkpoint and case.at.step == case.steps[0]:
         why += ", the first one: the checkpoint may not hold where its loader stood"
+    if case.settings:
+        why += f"; changed since: {case.settings}"
     return why
 
 

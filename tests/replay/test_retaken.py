@@ -162,6 +162,25 @@ def test_another_batch_is_told_behind_other_bits_of_a_sum() -> None:
     assert judge_retaken(replace(other, skipped=True)).verdict is V.NOT_COMPARABLE
 
 
+def test_another_batch_names_what_was_changed_between_the_launches() -> None:
+    """The code that makes batches, or settings of them: "not the same batches" alone sends a person to the loader's state."""
+    found = judge_retaken(case(from_23(batch=9), changed=[("code", "`/x/collate.py` has changed")]))
+    words = "not the same batches from step 23 on (changed since launch 1: `/x/collate.py` has changed)"
+    assert (found.verdict, found.why) == (V.DATA, words)
+
+
+def test_a_batch_that_was_made_anew_on_one_side_is_not_compared_and_its_rank_is_not_named() -> None:
+    """A flip that the script decides by chance: the loader's batch in one launch, a tensor of its own in the other."""
+    then, now = [segment(0), segment(1)], [segment(0), segment(1)]
+    for one in (*then, *now):
+        for number, found in one.steps.items():
+            one.steps[number] = replace(found, seen=SEEN | SeenParts.TARGETS)
+    now[1].steps[23] = step(23, 1, batch=9, loss=55.0, gradient=9)
+    ranks = [retake_rank(rank, then[rank], now[rank]) for rank in (0, 1)]
+    found = judge_retaken(RetakenCase(ranks=ranks, earlier=1, start=20, ranks_then=2, ranks_now=2))
+    assert found.verdict is V.RESULT and "batches not compared" in found.why
+
+
 def test_a_generator_that_stood_elsewhere_beside_equal_results_hides_nothing_and_names_nobody() -> None:
     """Accelerate's loader draws a seed at every start: without dropout that has no effect."""
     moved = {n: {"torch": 9} for n in range(21, 26)}

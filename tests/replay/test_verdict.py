@@ -112,8 +112,11 @@ def test_what_changed_comes_before_unexplained() -> None:
         assert (found.verdict, found.why) == (ReplayVerdict.CODE, "it has changed")
 
 
-def test_a_variable_that_changed_is_no_reason_for_other_data() -> None:
-    assert judged(differing("batch"), prints(), changed=[("environment", "TERM")]).verdict is ReplayVerdict.DATA
+def test_a_setting_that_changed_is_named_beside_other_data() -> None:
+    """It may be no reason (a terminal), or the reason: a Trainer that smooths labels gives its model none."""
+    for kind in ("environment", "file"):
+        found = judged(differing("batch"), prints(), changed=[(kind, "`train.json` has changed")])
+        assert found.verdict is ReplayVerdict.DATA and found.why.endswith("changed since: `train.json` has changed")
 
 
 def test_two_replays_that_disagree_are_not_deterministic() -> None:
@@ -137,6 +140,12 @@ def test_labels_that_were_not_compared_are_a_doubt() -> None:
     seen = ALL & ~SeenParts.TARGETS
     found = judged(differing("gradient", seen=seen), prints(seen=seen))
     assert found.verdict is ReplayVerdict.UNEXPLAINED and "labels" in found.why
+
+
+def test_a_batch_whose_labels_one_side_alone_knows_was_not_compared() -> None:
+    """It was made anew on that side: another batch, it may be, and no equal one."""
+    found = judged(differing("gradient"), prints(seen=ALL & ~SeenParts.TARGETS))
+    assert found.verdict is ReplayVerdict.UNEXPLAINED and "batch: not in every print" in found.why
 
 
 def test_a_file_that_is_none_of_settings_is_data() -> None:
