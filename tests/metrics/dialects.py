@@ -518,6 +518,8 @@ WRITERS: dict[str, tuple[str, Callable[[Losses], str]]] = {
     "jetson ssd": (".log", lines(
         "2020-12-08 14:38:35 - Epoch: {e}, Step: {at}/{of}, Avg Loss: {x:.4f}, Avg Regression Loss 2.8450, Avg Classification Loss: 4.9274",
         epoch=1000)),
+    # an agent's loop that prints without signs: names of several parts
+    "actor and critic": (".log", lines("step {step} policy_loss {x:.4f} entropy 0.6931 fps 812")),
     # intel-analytics/BigDL spark/dl optim/DistriOptimizer.scala: its samples, and its iteration
     "bigdl": (".log", lambda losses: "".join(
         f"2026-01-02 03:04:05 INFO  DistriOptimizer$:427 - [Epoch {row // 40 + 1} {(row % 40 + 1) * 1280}/51200][Iteration {row * EVERY}]"
