@@ -17,8 +17,8 @@ NAMED = re.compile(
 )
 NO_WORDS = r"(?:nan|inf(?:inity)?|none|null|nil|na|skipped)\b"  # the value of the name before
 SPACED = re.compile(  # with the words before it: `Regression Loss 2.8` is no `loss`
-    rf"(?<![\w/.])(?P<name>(?:(?!{NO_WORDS})[A-Za-z_]+ ){{0,2}}(?:training )?(?:[A-Za-z]++[_/])*(?:{printed_names()}))(?![\w/-])"
-    rf"\s+(?:is\s+)?{VALUE}", re.IGNORECASE,
+    rf"(?<![\w/.])(?P<name>(?:(?!{NO_WORDS})[A-Za-z_]+ ){{0,2}}(?:training )?(?:[A-Za-z]++[_/])*(?:{printed_names()}))"
+    rf"(?![\w/-])\s+(?:is\s+)?{VALUE}", re.IGNORECASE,
 )  # fmt: skip
 
 
