@@ -8,6 +8,7 @@ import random
 import re
 import sys
 import zlib
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from chronicle.resume.batches import is_call, tensors_of, yielded_lately
@@ -25,8 +26,8 @@ def contents_of(batch: Any) -> tuple[list[Any], bool]:
     """Checksums of all that is in a micro-batch, and whether what the loss is computed from is in it.
 
     That is so where the model takes the labels, where an adapter hands over what the loader yielded, and where the inputs lie
-    in the memory of a batch that a loader yielded, or are its values in another dtype (on a CPU): then the rest of that batch
-    counts, too.
+    in the memory of a batch that a loader yielded, or are its values in another dtype (on a CPU), and that batch holds more
+    than these inputs: then the rest of it counts, too.
     """
     leaves = tensors_of(batch)
     found = [checksum(tensor) for tensor in leaves]
@@ -35,8 +36,14 @@ def contents_of(batch: Any) -> tuple[list[Any], bool]:
     for are_same in (_share_memory, _is_cast):
         for own in reversed(yielded_lately()):
             if any(are_same(tensor, leaf) for tensor in own for leaf in leaves):
-                return [*found, *map(checksum, own)], True
+                return [*found, *map(checksum, own)], _holds_more(own, leaves, are_same)
     return found, False
+
+
+def _holds_more(own: Sequence[Any], leaves: Sequence[Any], are_same: Callable[[Any, Any], bool]) -> bool:
+    """Whether a tensor of a loader's batch is none of these inputs as a whole."""
+    entered = [one for one in own if any(one.shape == leaf.shape and are_same(one, leaf) for leaf in leaves)]
+    return len(entered) < len(own)
 
 
 def _share_memory(tensor: Any, leaf: Any) -> bool:

@@ -293,9 +293,11 @@ def own_ranks(case: RetakenCase) -> Odd | None:
         num_others = len(case.ranks) - len(ranks)
         others = "the other rank is" if num_others == 1 else f"the other {num_others:,} ranks are"
         verb, its = ("differs", "its batch was") if len(ranks) == 1 else ("differ", "their batches were")
+        has_labels = SeenParts.TARGETS in first.record.seen & first.other.seen
+        labels = "" if has_labels else ", or at its labels, which were not compared"
         words = (
             f"rank {_numbers(ranks)} {verb} from step {first.step:,} on ({PARTS[part][1]}); {its} equal, and {others} equal to "
-            f"the last bit: look at {_nodes(case, ranks)}{_since(case, *SETTINGS)}"
+            f"the last bit: look at {_nodes(case, ranks)}{labels}{_since(case, *SETTINGS)}"
         )
         return Odd(first.step, ranks, words)
     return None

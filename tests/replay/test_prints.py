@@ -507,6 +507,8 @@ def test_labels_of_a_loader_are_part_of_the_batch(tmp_path: Path, monkeypatch: p
         run = chronicle.attach(directory / "run", model, optimizer)
         rows = torch.arange(32.0).view(8, 4)
         loader = torch.utils.data.DataLoader(torch.utils.data.TensorDataset(rows, labels), batch_size=2)
+        if by_loader == "rows":
+            loader = zip(torch.utils.data.DataLoader(rows, batch_size=2), labels.view(4, 2), strict=True)
         if by_loader == "prepared":
             loader = prepare_data_loader(loader, device=torch.device("cpu:0"), put_on_device=True)
         pairs = iter(loader) if by_loader else ((rows[i : i + 2], labels[i : i + 2]) for i in range(0, 8, 2))
@@ -525,8 +527,9 @@ def test_labels_of_a_loader_are_part_of_the_batch(tmp_path: Path, monkeypatch: p
         clean, changed_label = (train(tmp_path / kind / name, given, kind) for name, given in (("a", labels), ("b", other)))
         assert first_difference(clean, changed_label) == (3, ["batch", "gradient", "weights"]), kind
         assert all(SeenParts.TARGETS in one.seen for one in clean.steps().values()), kind
-    unseen = train(tmp_path / "c", labels, "")
-    assert not any(SeenParts.TARGETS in one.seen for one in unseen.steps().values())
+    for kind in ("", "rows"):  # without a loader; with one that yields no labels
+        unseen = train(tmp_path / f"c{kind}", labels, kind)
+        assert not any(SeenParts.TARGETS in one.seen for one in unseen.steps().values())
 
 
 def test_what_enters_the_parts_of_a_container_is_the_batch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -117,7 +117,7 @@ CASES: Mapping[str, tuple[RetakenCase, RetakenVerdict, str]] = {
         case(None, {24: {"gradient": 9, "weights": 9}}),
         V.RANKS,
         "rank 1 differs from step 24 on (gradient); its batch was equal, and the other rank is equal to the last bit: look at "
-        "rank 1 on node a1 then, b1 now",
+        "rank 1 on node a1 then, b1 now, or at its labels, which were not compared",
     ),
     "settings have changed": (
         case(OTHER_RESULT, changed=[("environment", "variable `X` is new")]),
@@ -167,6 +167,17 @@ def test_another_batch_names_what_was_changed_between_the_launches() -> None:
     found = judge_retaken(case(from_23(batch=9), changed=[("code", "`/x/collate.py` has changed")]))
     words = "not the same batches from step 23 on (changed since launch 1: `/x/collate.py` has changed)"
     assert (found.verdict, found.why) == (V.DATA, words)
+
+
+def test_a_rank_whose_labels_were_compared_is_named_without_a_doubt() -> None:
+    then, now = [segment(0), segment(1)], [segment(0), segment(1)]
+    now[1].steps[24] = step(24, 1, gradient=9, weights=9)
+    for one in (*then, *now):
+        for number, found in one.steps.items():
+            one.steps[number] = replace(found, seen=SEEN | SeenParts.TARGETS)
+    ranks = [retake_rank(rank, then[rank], now[rank]) for rank in (0, 1)]
+    found = judge_retaken(RetakenCase(ranks=ranks, earlier=1, start=20, ranks_then=2, ranks_now=2))
+    assert found.verdict is V.RANKS and "labels" not in found.why
 
 
 def test_a_batch_that_was_made_anew_on_one_side_is_not_compared_and_its_rank_is_not_named() -> None:
