@@ -61,6 +61,7 @@ class RankRetaken(RankCompared):
     begins: int = 0  # the weights that it began with now, as a digest
     hosts: tuple[str, str] = ("", "")  # then and now
     machines: tuple[str, str] = ("", "")  # what computes there, in words
+    labels: bool = True  # those of every step were compared
     other_batch: int | None = None  # the first step with another batch, behind `apart` too
     losses: Mapping[int, tuple[float, float]] = field(default_factory=dict)  # by step: then and now
     weights: Mapping[int, tuple[int, int]] = field(default_factory=dict)  # their digests, alike
@@ -168,11 +169,12 @@ def retake_rank(
     until = max(now.steps, default=start)
     found = compare_rank(rank, {**begun, **then.steps}, now.steps, start=start, until=until, begins=now.begins)
     other_batch = None
-    losses, weights = {}, {}
+    losses, weights, labels = {}, {}, True
     common = [step for step in sorted(then.steps) if start < step and step in now.steps]
     for step in common[:MOST_KEPT]:
         one, other = then.steps[step], now.steps[step]
         seen = one.seen & other.seen
+        labels = labels and SeenParts.TARGETS in seen
         if SeenParts.LOSS in seen:
             losses[step] = (one.loss, other.loss)
         if SeenParts.WEIGHTS in seen:
@@ -186,6 +188,7 @@ def retake_rank(
         begins=now.begins.weights,
         hosts=hosts,
         machines=machines,
+        labels=labels,
         other_batch=other_batch,
         losses=losses,
         weights=weights,
@@ -265,7 +268,7 @@ def lone_losses(case: RetakenCase) -> Odd | None:
             return None
         words = (
             f"the loss of rank {_numbers(far)} is another one at step {step:,} (by {max(apart.values()):.1g} of it), with the "
-            f"same batch; those of the other ranks are the same: look at {_nodes(case, far)}"
+            f"same batch; those of the other ranks are the same: look at {_nodes(case, far)}{_or_labels(case, far)}"
         )
         return Odd(step, far, words)
     return None
@@ -293,14 +296,18 @@ def own_ranks(case: RetakenCase) -> Odd | None:
         num_others = len(case.ranks) - len(ranks)
         others = "the other rank is" if num_others == 1 else f"the other {num_others:,} ranks are"
         verb, its = ("differs", "its batch was") if len(ranks) == 1 else ("differ", "their batches were")
-        has_labels = SeenParts.TARGETS in first.record.seen & first.other.seen
-        labels = "" if has_labels else ", or at its labels, which were not compared"
         words = (
             f"rank {_numbers(ranks)} {verb} from step {first.step:,} on ({PARTS[part][1]}); {its} equal, and {others} equal to "
-            f"the last bit: look at {_nodes(case, ranks)}{labels}{_since(case, *SETTINGS)}"
+            f"the last bit: look at {_nodes(case, ranks)}{_or_labels(case, ranks)}{_since(case, *SETTINGS)}"
         )
         return Odd(first.step, ranks, words)
     return None
+
+
+def _or_labels(case: RetakenCase, ranks: Sequence[int]) -> str:
+    """The doubt about these ranks where labels were not compared."""
+    known = all(rank.labels for rank in case.ranks if rank.rank in ranks)
+    return "" if known else ", or at the labels, which were not compared"
 
 
 def _since(case: RetakenCase, *kinds: str) -> str:

@@ -117,7 +117,7 @@ CASES: Mapping[str, tuple[RetakenCase, RetakenVerdict, str]] = {
         case(None, {24: {"gradient": 9, "weights": 9}}),
         V.RANKS,
         "rank 1 differs from step 24 on (gradient); its batch was equal, and the other rank is equal to the last bit: look at "
-        "rank 1 on node a1 then, b1 now, or at its labels, which were not compared",
+        "rank 1 on node a1 then, b1 now, or at the labels, which were not compared",
     ),
     "settings have changed": (
         case(OTHER_RESULT, changed=[("environment", "variable `X` is new")]),
