@@ -51,7 +51,7 @@ class Bench:
     def pump(self, seconds):
         """What the supervisor does meanwhile."""
         self.now += 1.0
-        for key, _ in self.selector.select(1.0):
+        for key, _ in self.selector.select(0.0 if self.second.pid is None else 1.0):
             key.data()
         if self.second.pid is not None and (ended := os.waitpid(self.second.pid, os.WNOHANG))[0]:
             self.second.ended(ended[0], os.waitstatus_to_exitcode(ended[1]))
