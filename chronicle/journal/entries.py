@@ -81,7 +81,7 @@ class Entry:
                 launch=None if record.get("launch") is None else _field(record, "launch", int),
                 title=str(record.get("title", "")),
                 refs=tuple(map(str, record.get("refs", ()))),
-                data=_field({"data": {}, **record}, "data", dict),
+                data=_field(record, "data", dict) if "data" in record else {},
                 heads={} if record.get("heads") is None else _field(record, "heads", dict),
             )
         except TypeError as problem:

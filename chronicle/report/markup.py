@@ -117,12 +117,12 @@ def plot(anchor: str, label: str) -> str:
 def html_table(heads: Sequence[str], rows: Iterable[Sequence[object]], *, numeric: Sequence[int] = ()) -> str:
     """A table. Cells are escaped, except those of type `Raw`."""
 
-    def cell(tag: str, index: int, value: object) -> str:
+    def cell(tag: str, index: int, value: object, scope: str = "") -> str:
         kind = ' class="n"' if index in numeric else ""
         inner = value.markup if isinstance(value, Raw) else html_text("" if value is None else value)
-        return f"<{tag}{kind}>{inner}</{tag[:2]}>"
+        return f"<{tag}{scope}{kind}>{inner}</{tag}>"
 
-    head = "".join(cell('th scope="col"', i, h) for i, h in enumerate(heads))
+    head = "".join(cell("th", i, h, ' scope="col"') for i, h in enumerate(heads))
     body = "".join("<tr>" + "".join(cell("td", i, v) for i, v in enumerate(row)) + "</tr>" for row in rows)
     return f'<div class="wide"><table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>'
 

@@ -122,8 +122,7 @@ def find_differing(many: Sequence[Mapping[str, Any]]) -> list[tuple[str, tuple[A
     found = []
     for name in sorted({name for values in many for name in values}):
         values = [one.get(name) for one in many]
-        first = as_value(values[0])
-        if any(as_value(value) != first for value in values):
+        if not all(_equal(values[0], value) for value in values[1:]):
             found.append((name, tuple(values)))
     return found
 
@@ -194,6 +193,13 @@ def packages_changed_between(one: Told, other: Told) -> list[ChangedSetting] | N
         pairs = (line.partition("-") for line in text.decode("utf-8", "replace").splitlines())
         lists.append({f"package {name}": version for name, _, version in pairs})
     return [change for change in changes_between(*lists) if change.before != change.after]
+
+
+def _equal(one: Any, other: Any) -> bool:
+    """Not recorded is another value than the text `none`."""
+    if one is None or other is None:
+        return one is other
+    return bool(as_value(one) == as_value(other))
 
 
 def as_value(given: Any) -> Any:

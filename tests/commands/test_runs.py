@@ -254,6 +254,7 @@ def test_path_of_a_checkpoint_named_after_its_step_is_no_setting(tmp_path: Path,
 def test_settings_are_compared_as_values() -> None:
     assert changes_between({"lr": "3e-4", "bias": "True"}, {"lr": 0.0003, "bias": True}) == []
     assert [one.words for one in changes_between({"a": None}, {})] == []
+    assert [one.words for one in changes_between({"a": "none"}, {})] != [], "what is not recorded is no `none`"
     assert settings_of((), 1) == {}
 
 
