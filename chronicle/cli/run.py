@@ -26,10 +26,11 @@ from chronicle.settings import Settings
 from chronicle.story.plain import say
 
 if TYPE_CHECKING:
+    from chronicle.launch.handover import HandedOver
     from chronicle.launch.keeper import Killed
     from chronicle.launch.launching import LaunchRequest, LaunchResult
     from chronicle.launch.nodes import Node
-    from chronicle.launch.restarts import HandedOver, Policy
+    from chronicle.launch.restarts import Policy
 
 DEFAULT_GRACE_SECONDS = 90.0
 CONTEXT: Mapping[str, Any] = {"allow_interspersed_args": False}

@@ -15,8 +15,8 @@ from pathlib import Path
 
 from chronicle.journal.events import Rehearsed, filled_with
 from chronicle.launch.devices import read_devices, read_host_memory
+from chronicle.launch.handover import RESUME_FROM, RESUME_STEP
 from chronicle.launch.live_metrics import last_point
-from chronicle.launch.restarts import RESUME_FROM, RESUME_STEP
 from chronicle.launch.scratch import free_port
 from chronicle.paths import RunPaths, list_launch_numbers
 from chronicle.prints.compared import RESULT

@@ -19,7 +19,7 @@ from pathlib import Path
 
 from chronicle.errors import ChronicleError, UsageProblem
 from chronicle.journal.events import LaunchStart
-from chronicle.launch.restarts import RESUME_FROM, RESUME_STEP
+from chronicle.launch.handover import RESUME_FROM, RESUME_STEP
 from chronicle.prints.compared import PARTS
 from chronicle.rehearse.judge import (
     Compared,

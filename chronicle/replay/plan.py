@@ -17,8 +17,8 @@ from chronicle.errors import Refusal, UsageProblem
 from chronicle.journal import Entry, compute_lineage, read_journal
 from chronicle.journal.events import GuardVerdict, LaunchStart, RollbackReceipt, StateSaved, events_of
 from chronicle.journal.place import anchors_of
+from chronicle.launch.handover import RESUME_FROM, RESUME_STEP
 from chronicle.launch.provenance import ALLOWED_VARIABLES
-from chronicle.launch.restarts import RESUME_FROM, RESUME_STEP
 from chronicle.paths import list_launch_numbers
 from chronicle.prints.ring import Ring, rings_of
 from chronicle.replay.closed import ensure_network_closes

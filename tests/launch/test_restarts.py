@@ -16,7 +16,7 @@ from chronicle.cli.main import run as chronicle
 from chronicle.journal import JournalWriter
 from chronicle.journal.events import EndCause, LaunchEnd, LaunchStart
 from chronicle.latest import Latest, PassedOver, Why
-from chronicle.launch import restarts
+from chronicle.launch import handover, restarts
 from chronicle.launch.nodes import Peers
 from chronicle.launch.provenance import host_name
 from chronicle.launch.restarts import RULES, Attempt, NotResumable, Policy, Verdict, decide_onward
@@ -146,12 +146,12 @@ def test_what_a_person_has_to_choose_is_refused_and_nothing_is_moved(tmp_path, m
     path.write_bytes(b"x")
     over = PassedOver(SimpleNamespace(path=path, step=8), "as it is", why)
     found = Latest(SimpleNamespace(path=tmp_path / "checkpoints/step-4.pt", step=4), True, (over,))
-    monkeypatch.setattr(restarts, "find_latest", lambda *_, **__: found)
+    monkeypatch.setattr(handover, "find_latest", lambda *_, **__: found)
     settings = load_settings(tmp_path, {}, run="demo")
     with JournalWriter(settings.paths) as writer:
         writer.append("launch.start", launch=1, data={"host": "h"})
     with pytest.raises(NotResumable, match=r"step-8\.pt"):
-        restarts.hand_over(settings, say=lambda line: None)
+        handover.hand_over(settings, say=lambda line: None)
     assert path.exists()
 
 
@@ -163,13 +163,13 @@ def test_tasks_of_an_array_that_share_a_directory_are_handed_nothing(tmp_path, m
     for name in ("demo-1", "demo-x"):
         with JournalWriter(load_settings(tmp_path, {}, run=name).paths) as writer:
             writer.append("launch.start", launch=1, data={"host": "h"})
-    assert restarts.hand_over(settings, say=lambda line: None).path == ""
+    assert handover.hand_over(settings, say=lambda line: None).path == ""
     (settings.paths.run_dir.parent / "demo-x").rename(settings.paths.run_dir.parent / "demo-0")
     place = settings.paths.run_dir.parent / "demo-0" / "run.json"
     roots = [{"path": str(tmp_path / "checkpoints"), "from_run": "../../checkpoints"}]
     place.write_text(json.dumps(json.loads(place.read_text()) | {"roots": roots}))
     with pytest.raises(NotResumable, match="run `demo-0` saves into"):
-        restarts.hand_over(settings, say=lambda line: None)
+        handover.hand_over(settings, say=lambda line: None)
 
 
 def test_a_mount_point_is_named_before_the_first_launch_and_where_a_cut_save_lies_in_it(tmp_path, monkeypatch):
@@ -179,14 +179,15 @@ def test_a_mount_point_is_named_before_the_first_launch_and_where_a_cut_save_lie
     (root / "step-8.pt").write_bytes(b"cut")
     newest = SimpleNamespace(path=root / "step-4.pt", step=4)
     over = PassedOver(SimpleNamespace(path=root / "step-8.pt", step=8), "half of it is missing", Why.UNSOUND)
-    monkeypatch.setattr(restarts, "find_latest", lambda *_, **__: Latest(newest, True, (over,)))
-    monkeypatch.setattr(restarts, "find_remnants", lambda *_: {})
-    monkeypatch.setattr(restarts, "is_mount_point", lambda path: Path(path) == root)
+    monkeypatch.setattr(handover, "find_latest", lambda *_, **__: Latest(newest, True, (over,)))
+    monkeypatch.setattr(handover, "find_remnants", lambda *_: {})
+    for module in (handover, restarts):
+        monkeypatch.setattr(module, "is_mount_point", lambda path: Path(path) == root)
     settings = load_settings(tmp_path, {}, run="demo", checkpoints=root)
     with JournalWriter(settings.paths) as writer:
         writer.append("launch.start", launch=1, data={"host": "h"})
     with pytest.raises(NotResumable, match=r"step-8\.pt.*moved aside.*mount point") as refused:
-        restarts.hand_over(settings, say=lambda line: None)
+        handover.hand_over(settings, say=lambda line: None)
     assert "move it away yourself" in (refused.value.remedy or "") and (root / "step-8.pt").exists()
     said = []
     run = restarts.Unattended(settings=settings, chain="run-1", policy=POLICY, grace_seconds=1.0, say=said.append)
