@@ -1,6 +1,6 @@
 """`make scoreboard`: play the sections, two at a time, write one JSON and one page, say what changed.
 
-    python -m benchmarks.scoreboard [--out scoreboard] [--against FILE] [--only NAME …]
+    python -m benchmarks.scoreboard [--out build/scoreboard] [--against FILE] [--only NAME …]
 
 `--out NAME` writes NAME.json and NAME.md. With `--against FILE` it prints the rows that differ from that JSON, and ends with 5
 when there are any; only sections that were played are compared. A section that fails, or does not end within its limit, has
@@ -31,7 +31,7 @@ ALONE = ("size", "guard-cost")  # played first: they measure, or take a moment
 def main() -> int:
     """Play, write, compare."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.scoreboard", description=__doc__)
-    parser.add_argument("--out", type=Path, default=Path("scoreboard"), help="without suffix [scoreboard]")
+    parser.add_argument("--out", type=Path, default=ROOT / "build" / "scoreboard", help="without suffix [build/scoreboard]")
     parser.add_argument("--against", type=Path, help="an earlier JSON: print what changed, exit 5 when something did")
     parser.add_argument("--only", nargs="+", choices=list(SECTIONS), default=list(SECTIONS), help="some sections")
     asked = parser.parse_args()
@@ -45,6 +45,7 @@ def main() -> int:
     for *_, texts in found:
         record["texts"] |= texts
     text = json.dumps(record, indent=1, ensure_ascii=False, sort_keys=True)
+    asked.out.parent.mkdir(parents=True, exist_ok=True)
     asked.out.with_suffix(".json").write_text(text + "\n", encoding="utf-8")
     asked.out.with_suffix(".md").write_text(page(record), encoding="utf-8")
     print(f"{asked.out}.json and {asked.out}.md after {record['seconds']} s")
