@@ -1,16 +1,19 @@
-"""Checksums of which step prints are made: of micro-batches and random generators.
+"""Checksums of which step prints are made: of micro-batches, of weights and gradients, of random generators.
 
-A checksum is of all bits. What lies on an accelerator is copied to the host without waiting. Reading draws nothing and changes
-nothing.
+A checksum is of all bits. Of a micro-batch it knows the order of its values; of weights and gradients it is a sum, which one
+flipped bit always changes, at the speed of memory. What lies on an accelerator is copied to the host without waiting. Reading
+draws nothing and changes nothing.
 """
 
 import random
 import re
 import sys
 import zlib
-from collections.abc import Callable, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
+from chronicle.prints.ring import NOTHING, SeenParts
 from chronicle.resume.batches import is_call, tensors_of, yielded_lately
 from chronicle.resume.envelope.samples import SampleCopy
 from chronicle.resume.fingerprint import own_shard
@@ -22,22 +25,26 @@ TARGET = re.compile(r"label|target|answer|reference", re.IGNORECASE)
 WHOLE_NUMBERS = {1: "uint8", 2: "int16", 4: "int32", 8: "int64"}  # by their size in bytes
 
 
-def contents_of(batch: Any) -> tuple[list[Any], bool]:
-    """Checksums of all that is in a micro-batch, and whether what the loss is computed from is in it.
+def contents_of(batch: Any) -> tuple[list[Any], SeenParts]:
+    """Checksums of all that is in a micro-batch, and whether labels are in it: TARGETS, and LABELS where they have their name.
 
-    That is so where the model takes the labels, where an adapter hands over what the loader yielded, and where the inputs lie
-    in the memory of a batch that a loader yielded, or are its values in another dtype (on a CPU), and that batch holds more
-    than these inputs: then the rest of it counts, too.
+    They are where the model takes them, where an adapter hands over what the loader yielded, and where the inputs lie in the
+    memory of a batch that a loader yielded, or are its values in another dtype (on a CPU), and that batch holds more than
+    these inputs: then the rest of it counts, too.
     """
     leaves = tensors_of(batch)
     found = [checksum(tensor) for tensor in leaves]
-    if not is_call(batch) or any(TARGET.search(name) for name in batch[1]):
-        return found, bool(found)
+    names = batch[1] if is_call(batch) else batch if isinstance(batch, Mapping) else ()
+    if found and any(TARGET.search(str(name)) for name in names):
+        return found, SeenParts.TARGETS | SeenParts.LABELS
+    if not is_call(batch):
+        return found, SeenParts.TARGETS if found else NOTHING
     for are_same in (_share_memory, _is_cast):
         for own in reversed(yielded_lately()):
             if any(are_same(tensor, leaf) for tensor in own for leaf in leaves):
-                return [*found, *map(checksum, own)], _holds_more(own, leaves, are_same)
-    return found, False
+                is_more = _holds_more(own, leaves, are_same)
+                return [*found, *map(checksum, own)], SeenParts.TARGETS if is_more else NOTHING
+    return found, NOTHING
 
 
 def _holds_more(own: Sequence[Any], leaves: Sequence[Any], are_same: Callable[[Any, Any], bool]) -> bool:
@@ -79,6 +86,28 @@ def checksum(tensor: Any) -> Any:
         rows = (rows.long() + SPREAD) * torch.arange(1, 2 * rows.shape[1], 2, device=rows.device)
         rows = (rows ^ (rows >> 15)) * SPREAD
     return SampleCopy(rows.sum(1, dtype=torch.int64) & EXACT)
+
+
+def sums_of(tensors: Iterable[Any]) -> list[Any]:
+    """The sum of all bits of each tensor, as 64-bit numbers: a copy a device, on its way. What holds no values is left out."""
+    torch = sys.modules["torch"]
+    found: dict[Any, list[Any]] = defaultdict(list)
+    for tensor in tensors:
+        own = None if tensor is None else own_shard(tensor)
+        if own is not None and not own.is_sparse and not own.is_meta and own.numel():
+            found[own.device].append(_sum_of(own.detach()))
+    return [SampleCopy(torch.stack(sums)) for _, sums in sorted(found.items(), key=lambda item: str(item[0]))]
+
+
+def _sum_of(tensor: Any) -> Any:
+    """All bits of a tensor as one number, modulo 2**64; eight bytes are added at a time where they lie so."""
+    torch = sys.modules["torch"]
+    own = torch.view_as_real(tensor.resolve_conj()) if tensor.is_complex() else tensor
+    flat = own.contiguous().view(-1)
+    in_a_word = 8 // flat.element_size()
+    if flat.numel() % in_a_word == 0 and flat.storage_offset() % in_a_word == 0:
+        return flat.view(torch.int64).sum()
+    return flat.view(getattr(torch, WHOLE_NUMBERS[flat.element_size()])).sum(dtype=torch.int64)
 
 
 def global_generators() -> dict[str, int]:

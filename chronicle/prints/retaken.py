@@ -61,7 +61,7 @@ class RankRetaken(RankCompared):
     begins: int = 0  # the weights that it began with now, as a digest
     hosts: tuple[str, str] = ("", "")  # then and now
     machines: tuple[str, str] = ("", "")  # what computes there, in words
-    labels: bool = True  # those of every step were compared
+    labels: bool = True  # those of every step were compared, by their name
     other_batch: int | None = None  # the first step with another batch, behind `apart` too
     losses: Mapping[int, tuple[float, float]] = field(default_factory=dict)  # by step: then and now
     weights: Mapping[int, tuple[int, int]] = field(default_factory=dict)  # their digests, alike
@@ -174,7 +174,7 @@ def retake_rank(
     for step in common[:MOST_KEPT]:
         one, other = then.steps[step], now.steps[step]
         seen = one.seen & other.seen
-        labels = labels and SeenParts.TARGETS in seen
+        labels = labels and SeenParts.LABELS in seen
         if SeenParts.LOSS in seen:
             losses[step] = (one.loss, other.loss)
         if SeenParts.WEIGHTS in seen:
@@ -305,9 +305,9 @@ def own_ranks(case: RetakenCase) -> Odd | None:
 
 
 def _or_labels(case: RetakenCase, ranks: Sequence[int]) -> str:
-    """The doubt about these ranks where labels were not compared."""
+    """The doubt about these ranks where it is not known that labels were compared."""
     known = all(rank.labels for rank in case.ranks if rank.rank in ranks)
-    return "" if known else ", or at the labels, which were not compared"
+    return "" if known else ", or at labels that do not come with the batch, which were not compared"
 
 
 def _since(case: RetakenCase, *kinds: str) -> str:
@@ -375,6 +375,16 @@ def _of_rise(case: RetakenCase) -> str:
     return f"; the rise of step {case.rise.onset:,} did not come again, with the same batches: it is not the data alone"
 
 
+def _other_weights(case: RetakenCase) -> str:
+    """Ranks that held the same weights and did not once more: a checkpoint has those of one of them."""
+    apart = [rank.rank for rank in case.ranks if rank.begins_equal is False]
+    if len(apart) == len(case.ranks):
+        return f"not comparable: the weights of step {case.start:,} are not those that launch {case.earlier} had"
+    said = f"not comparable: rank {_numbers(apart)} had other weights at step {case.start:,} of launch {case.earlier} than now"
+    are_replicas = len({rank.begins for rank in case.ranks}) == 1
+    return f"{said}, when all ranks have the same: replicas had drifted apart" if are_replicas else said
+
+
 def _other_options(case: RetakenCase) -> str:
     assert case.first is not None
     then, now = case.first.record.lr, case.first.other.lr
@@ -424,8 +434,7 @@ ROWS: tuple[Row, ...] = (
     Row("another number of ranks", lambda case: case.ranks_then != case.ranks_now, V.NOT_COMPARABLE,
         lambda case: f"not comparable: {case.ranks_then} ranks took these steps in launch {case.earlier}, and {case.ranks_now} "
         "do now"),
-    Row("other weights to begin with", lambda case: case.begins_equal is False, V.NOT_COMPARABLE,
-        lambda case: f"not comparable: the weights of step {case.start:,} are not those that launch {case.earlier} had"),
+    Row("other weights to begin with", lambda case: case.begins_equal is False, V.NOT_COMPARABLE, _other_weights),
     Row("a replica strayed", replicas_apart, V.RANKS, str),
     Row("no result in the prints", lambda case: case.first is None and not case.parts & {"gradient", "weights", "loss"},
         V.NOT_COMPARABLE, lambda case: "not comparable: the prints hold no gradient, loss or weights"),

@@ -9,8 +9,8 @@ newest print takes the place of the oldest. A print holds:
                other field that is not 0 was seen
     batches    micro-batches of the step, at most 255
     batch      digest of all bits of the micro-batches that were handed to the model, in their order
-    gradient   digest of a sample of the gradients, before the optimizer steps
-    weights    digest of a sample of the weights, after it
+    gradient   digest of sums of all gradients, before the optimizer steps
+    weights    digest of sums of all weights, after it
     size       the norm of the gradient, as it was logged for this step (torch's has 32 bits, too)
     torch      torch's generators (those of devices too) when the first micro-batch entered
     python     Python's generator then, numpy: NumPy's global one
@@ -19,8 +19,8 @@ newest print takes the place of the oldest. A print holds:
     loss       as it was logged for this step, in full precision
     check      checksum of the print: a place that was cut by a crash is no print
 
-Equal prints of one step mean: equal input, equal arithmetic, equal result, as far as samples tell. The file is written without
-fsync: it survives a killed process, not a power cut. No torch here.
+Equal prints of one step mean: equal input, equal arithmetic, equal result, as far as a sum of bits tells. The file is
+written without fsync: it survives a killed process, not a power cut. No torch here.
 """
 
 import json
@@ -36,7 +36,7 @@ from typing import Any
 
 from chronicle.errors import ChronicleError
 
-VERSION = 7
+VERSION = 8
 HEADER_BYTES = 1024
 BODY = struct.Struct("<IIHBxQQIfIHHHxxfd")  # a checksum of 4 bytes follows
 HEAD = struct.Struct("<IIH")  # step, seq, flags
@@ -57,11 +57,12 @@ class SeenParts(IntFlag):
     OPTIONS = 32
     LOSS = 64
     TARGETS = 128  # the batch is known with what the loss is computed from: labels too
+    LABELS = 256  # by their name; a batch without names may hold numbers of rows, by which labels are looked up elsewhere
     NORM = 1024
 
 
 NOTHING = SeenParts(0)
-STORED = SeenParts.BEGINS | SeenParts.LOSS | SeenParts.TARGETS
+STORED = SeenParts.BEGINS | SeenParts.LOSS | SeenParts.TARGETS | SeenParts.LABELS
 # Of these a field that is not 0 was seen
 BY_FIELD = {
     "batch": SeenParts.BATCH,

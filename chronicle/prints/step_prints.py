@@ -4,14 +4,14 @@ A print (`chronicle/prints/ring.py` lists its fields) is put together while a st
 
     first micro-batch enters    the global generators
     every micro-batch           a checksum of all that is in it, and of the batch of the loader that it came from
-    the optimizer steps         learning rates and options of the groups, a sample of the gradients (by a closure: after it)
-    the next batch enters       the step is over: a sample of the weights
+    the optimizer steps         learning rates and options of the groups, a sum of the gradients (by a closure: after it)
+    the next batch enters       the step is over: a sum of the weights
     the step is logged          its loss, and the norm of its gradient
 
-Samples are small: 32 elements of 8 tensors, others at every step. What lies on an accelerator is
-copied to the host without waiting, and read at a later step. There is no collective. Where a print of every step would cost
-more than `SHARE` of the time, only every 2nd, 4th, 8th … has one, at the latest every `MOST_STEPS`, but for the first steps
-of a launch and those after a save, which a relaunch takes again first; a replay prints every step.
+Sums are of all bits (`chronicle/prints/checksums.py`). What lies on an accelerator is copied to the host without waiting, and
+read at a later step. There is no collective. Where a print of every step would cost more than `SHARE` of the time, only every
+2nd, 4th, 8th … has one, at the latest every `MOST_STEPS`, but for the first steps of a launch and those after a save, which a
+relaunch takes again first; a replay prints every step.
 `CHRONICLE_PRINTS=off` ends it, `every` prints every step whatever it costs.
 
 The first rank also notes what the prints were made by, once a launch (`prints.json`): digests of the source files that this
@@ -32,12 +32,12 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from chronicle.metrics.log import heard
-from chronicle.prints.checksums import contents_of, global_generators
+from chronicle.prints.checksums import contents_of, global_generators, sums_of
 from chronicle.prints.launch_facts import add_sources, write_facts
 from chronicle.prints.ring import NOTHING, Print, RingWriter, SeenParts, ring_path
 from chronicle.resume.batches import keep_yielded
 from chronicle.resume.contract import launch_number
-from chronicle.resume.envelope.samples import Snapshot, digest_of, is_captured
+from chronicle.resume.envelope.samples import digest_of, is_captured
 from chronicle.resume.events import BatchEntered, Ended, Gradient, GradientReady, Inputs, Loaded, Saved, StepBegins
 from chronicle.resume.faults import shield
 from chronicle.resume.hub import RESTS, Observer, Rest
@@ -48,9 +48,9 @@ PRINTS_VARIABLE = "CHRONICLE_PRINTS"  # off, every; else as often as `SHARE` all
 SHARE = 0.004  # of the time may be spent on prints
 MOST_STEPS = 64  # a power of two, as all distances are: ranks that print at other ones have steps in common
 FIRST_STEPS = 8  # of a launch and after each save: all are printed, and none of them is timed
-ELEMENTS, TENSORS = 32, 8  # of one sample; as many groups of optimizers
+GROUPS = 8  # of optimizers, whose options are read in one step
 TOLD = ("lr", "weight_decay", "betas", "eps", "momentum", "alpha", "rho")  # other options an optimizer may change itself
-NUM_WAITING = 512  # prints that wait for samples on a device, or for a loss
+NUM_WAITING = 512  # prints that wait for sums on a device, or for a loss
 
 
 @dataclass(slots=True, eq=False)
@@ -60,22 +60,22 @@ class _Step:
     step: int = 0
     known: dict[str, Any] = field(default_factory=dict)
     batches: list[list[Any]] = field(default_factory=list)  # checksums of what each micro-batch holds
-    with_targets: bool = True  # all are known with what the loss is computed from
+    targets: SeenParts = SeenParts.TARGETS | SeenParts.LABELS  # what is known of them in every micro-batch
     has_entered: bool = False  # a batch has, before the step began
-    gradient: Snapshot | None = None
-    weights: list[Snapshot] = field(default_factory=list)
+    gradient: list[Any] = field(default_factory=list)  # sums on their way, as those of the weights
+    weights: list[Any] = field(default_factory=list)
     begins: bool = False
 
     @property
     def ready(self) -> bool:
-        """Whether all samples have arrived on the host."""
-        parts = [self.gradient, *self.weights, *(part for one in self.batches for part in one)]
-        return all(part is None or isinstance(part, bytes) or part.ready for part in parts)
+        """Whether all sums have arrived on the host."""
+        parts = [*self.gradient, *self.weights, *(part for one in self.batches for part in one)]
+        return all(isinstance(part, bytes) or part.ready for part in parts)
 
     def to_print(self) -> Print:
-        """The print; waits for samples that are on their way."""
+        """The print; waits for sums that are on their way."""
         seen = SeenParts.BEGINS if self.begins else NOTHING
-        seen |= SeenParts.TARGETS if self.batches and self.with_targets else NOTHING
+        seen |= self.targets if self.batches else NOTHING
         seen |= SeenParts.LOSS if "loss" in self.known else NOTHING
         batch = [part for one in self.batches for part in (*one, b"|")]
         return Print(
@@ -83,7 +83,7 @@ class _Step:
             seen=seen,
             batches=len(self.batches),
             batch=digest_of(batch) if batch else 0,
-            gradient=digest_of([self.gradient]) if self.gradient else 0,
+            gradient=digest_of(self.gradient) if self.gradient else 0,
             weights=digest_of(self.weights) if self.weights else 0,
             **self.known,
         )
@@ -185,9 +185,9 @@ class StepPrints(Observer):
             self._early = self._beginning(self._training.step or 0) if self._params else None
         if not step.batches:
             step.known |= global_generators()
-        found, with_targets = contents_of(event.batch)
+        found, targets = contents_of(event.batch)
         step.batches.append(found)
-        step.with_targets = step.with_targets and with_targets
+        step.targets &= targets
         self._spent += self._clock() - begun
         return None
 
@@ -219,7 +219,7 @@ class StepPrints(Observer):
             self._begin(max(0, number - 1), is_alone=not others)
         now.step, self._now = number, now
         if others:  # as they are now, and not at the end: a critic steps before the next batch of the model enters
-            now.weights.append(_sample(others, number))
+            now.weights += sums_of(others)
         self._read_options(now, optimizer)
         self._spent += self._clock() - begun
         if gradient is Gradient.READY:
@@ -263,9 +263,7 @@ class StepPrints(Observer):
         if self._now is None or self._now is UNPRINTED or optimizer is None:
             return
         begun = self._clock()
-        grads = [p.grad for p in _chosen(self._params, self._now.step)]
-        if any(grad is not None and not grad.is_sparse for grad in grads):
-            self._now.gradient = Snapshot(grads, ELEMENTS, self._now.step)
+        self._now.gradient = sums_of(param.grad for param in self._params)
         self._spent += self._clock() - begun
 
     def finish(self) -> None:
@@ -280,7 +278,7 @@ class StepPrints(Observer):
     # ---- putting a print together ----------------------------------------------------------------------------------
 
     def _beginning(self, step: int) -> _Step:
-        return _Step(step=step, begins=True, weights=[_sample(self._params, step)])
+        return _Step(step=step, begins=True, weights=sums_of(self._params))
 
     def _begin(self, step: int, *, is_alone: bool) -> None:
         """The weights as they are before the first step: before its first batch, which may move them and bring them back."""
@@ -319,7 +317,7 @@ class StepPrints(Observer):
         if now is None or now is UNPRINTED:
             return
         begun = self._clock()
-        now.weights.append(_sample(self._params, now.step))
+        now.weights += sums_of(self._params)
         self._waiting.append(now)
         self._settle()
         self._spent += self._clock() - begun
@@ -384,16 +382,12 @@ def _params(optimizers: Sequence[Any]) -> list[Any]:
     return [p for group in groups for p in group["params"] if p.requires_grad]
 
 
-def _sample(params: Sequence[Any], step: int) -> Snapshot:
-    return Snapshot(_chosen(params, step), ELEMENTS, step)
-
-
-def _chosen(things: Sequence[Any], step: int) -> list[Any]:
-    """The tensors, or groups, that are looked at in this step: other ones at every step, and the same in a replay."""
-    if len(things) <= TENSORS:
-        return list(things)
-    first = step * TENSORS % len(things)
-    return [things[(first + i) % len(things)] for i in range(TENSORS)]
+def _chosen(groups: Sequence[Any], step: int) -> list[Any]:
+    """The groups that are looked at in this step: other ones at every step, and the same in a replay."""
+    if len(groups) <= GROUPS:
+        return list(groups)
+    first = step * GROUPS % len(groups)
+    return [groups[(first + i) % len(groups)] for i in range(GROUPS)]
 
 
 def _finish(reference: "weakref.ref[StepPrints]") -> None:

@@ -33,7 +33,7 @@ V = ReplayVerdict
 PLAYED_TWICE = (V.DATA, V.STATE, V.UNEXPLAINED)
 SETTINGS = ("environment", "arithmetic", "library", "file")
 STATE_IN_MEMORY, MOMENTS = "M1", "optimizer moments"
-LATE = 2  # steps after which a difference in the state is in the samples at last
+LATE = 2  # steps after which a difference in the moments no longer rounds away
 MOST_UNLIKE = 3
 NOT_RECORDED = (
     "no record holds: state that the checkpoint lacks, generators that the script made for itself, how its models are set "

@@ -15,7 +15,7 @@ import chronicle
 from chronicle.journal import read_journal
 from chronicle.paths import RunPaths
 from chronicle.prints import launch_facts as facts
-from chronicle.prints.checksums import checksum
+from chronicle.prints.checksums import checksum, sums_of
 from chronicle.prints.launch_facts import changed_facts, read_facts
 from chronicle.prints.ring import (
     HEADER_BYTES,
@@ -30,6 +30,7 @@ from chronicle.prints.ring import (
 )
 from chronicle.prints.step_prints import PRINTS_VARIABLE, StepPrints
 from chronicle.resume.contract import Options
+from chronicle.resume.envelope.samples import digest_of
 from chronicle.resume.events import BatchEntered, Gradient, GradientReady, StepBegins
 from chronicle.resume.fingerprint import LiveState
 from chronicle.resume.training import Training
@@ -287,7 +288,7 @@ def test_the_weights_that_a_launch_begins_with_are_those_before_its_first_batch(
 
 
 def _flip(tensor: torch.Tensor, place: int = 10) -> None:
-    """One bit of one element, in its exponent; one that is sampled in the fifth step."""
+    """One bit of one element, in its exponent."""
     flat = tensor.detach().view(-1).view(torch.int32)
     flat[place] ^= 1 << 25
 
@@ -360,7 +361,7 @@ def test_a_model_that_is_called_in_a_transform_is_seen(tmp_path: Path, monkeypat
     assert not list(read_journal(RunPaths(tmp_path / "a" / "run")).of_kind("guard.fault"))
 
 
-def test_parameters_that_the_optimizer_steps_later_are_sampled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_parameters_that_the_optimizer_steps_later_are_in_the_prints(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A model that grew: the optimizer is the same, its parameters are others."""
 
     def grown(directory: Path, factor: float) -> Ring:
@@ -527,6 +528,7 @@ def test_labels_of_a_loader_are_part_of_the_batch(tmp_path: Path, monkeypatch: p
         clean, changed_label = (train(tmp_path / kind / name, given, kind) for name, given in (("a", labels), ("b", other)))
         assert first_difference(clean, changed_label) == (3, ["batch", "gradient", "weights"]), kind
         assert all(SeenParts.TARGETS in one.seen for one in clean.steps().values()), kind
+        assert not any(SeenParts.LABELS in one.seen for one in clean.steps().values()), kind  # they have no name
     for kind in ("", "rows"):  # without a loader; with one that yields no labels
         unseen = train(tmp_path / f"c{kind}", labels, kind)
         assert not any(SeenParts.TARGETS in one.seen for one in unseen.steps().values())
@@ -575,6 +577,24 @@ def test_values_that_are_turned_by_one_place_are_another_tensor(device: str, mon
     for values in ([0.5, 2.0, 1.0], [0.5, 2.0, 1.0, 1.0, 0.5, 2.0, 1.0]):  # 1 is halfway between 0.5 and 2, by its bits
         tensor = torch.tensor(values)
         assert checksum(tensor) != checksum(tensor.roll(1)) and checksum(tensor) == checksum(tensor.clone())
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16, torch.int8, torch.complex64])
+@pytest.mark.parametrize("size", [1, 5, 4096])
+def test_a_bit_of_any_place_is_in_the_sum_of_a_tensor(dtype: torch.dtype, size: int) -> None:
+    """Also where eight bytes hold several values, and where the values do not fill them, or begin within."""
+    for begin in (0, 1):
+        whole = torch.ones(size + begin, dtype=dtype)
+        part = whole[begin:]
+        clean = digest_of(sums_of([part]))
+        for place in {0, size // 2, size - 1}:
+            raw = part.view(torch.uint8)
+            first = place * dtype.itemsize
+            raw[first] ^= 1
+            assert digest_of(sums_of([part])) != clean, (begin, place)
+            raw[first] ^= 1
+        assert digest_of(sums_of([part])) == clean
+        assert digest_of(sums_of([part, None])) == clean and not sums_of([None, torch.empty(0)])
 
 
 def test_two_rows_that_change_places_are_another_batch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

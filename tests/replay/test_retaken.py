@@ -117,7 +117,7 @@ CASES: Mapping[str, tuple[RetakenCase, RetakenVerdict, str]] = {
         case(None, {24: {"gradient": 9, "weights": 9}}),
         V.RANKS,
         "rank 1 differs from step 24 on (gradient); its batch was equal, and the other rank is equal to the last bit: look at "
-        "rank 1 on node a1 then, b1 now, or at the labels, which were not compared",
+        "rank 1 on node a1 then, b1 now, or at labels that do not come with the batch, which were not compared",
     ),
     "settings have changed": (
         case(OTHER_RESULT, changed=[("environment", "variable `X` is new")]),
@@ -151,6 +151,16 @@ CASES = {
 }
 
 
+def test_a_replica_that_had_drifted_before_the_checkpoint_is_said() -> None:
+    """A checkpoint has the weights of one rank: another one that held others has them no more."""
+    one = case(None, None, None)
+    words = "not comparable: rank 1 had other weights at step 20 of launch 1 than now"
+    for begins, more in (((7, 8, 9), ""), ((7, 7, 7), ", when all ranks have the same: replicas had drifted apart")):
+        ranks = [replace(rank, begins=begins[rank.rank], begins_equal=rank.rank != 1) for rank in one.ranks]
+        found = judge_retaken(replace(one, ranks=ranks))
+        assert (found.verdict, found.why) == (V.NOT_COMPARABLE, words + more)
+
+
 def test_another_batch_is_told_behind_other_bits_of_a_sum() -> None:
     """From three ranks on the first step after a start has other bits: they are not what differs."""
     one = case({**OTHER_BITS, **{n: {**OTHER_BITS[n], "loss": 55.0} for n in (23, 24, 25)}})
@@ -169,15 +179,18 @@ def test_another_batch_names_what_was_changed_between_the_launches() -> None:
     assert (found.verdict, found.why) == (V.DATA, words)
 
 
-def test_a_rank_whose_labels_were_compared_is_named_without_a_doubt() -> None:
+@pytest.mark.parametrize("known", [SeenParts.TARGETS, SeenParts.TARGETS | SeenParts.LABELS])
+def test_a_rank_is_named_without_a_doubt_where_labels_came_with_the_batch_by_their_name(known: SeenParts) -> None:
+    """What a loader yields beside the inputs may be numbers of rows, by which the script looks labels up in a table."""
     then, now = [segment(0), segment(1)], [segment(0), segment(1)]
     now[1].steps[24] = step(24, 1, gradient=9, weights=9)
     for one in (*then, *now):
         for number, found in one.steps.items():
-            one.steps[number] = replace(found, seen=SEEN | SeenParts.TARGETS)
+            one.steps[number] = replace(found, seen=SEEN | known)
     ranks = [retake_rank(rank, then[rank], now[rank]) for rank in (0, 1)]
     found = judge_retaken(RetakenCase(ranks=ranks, earlier=1, start=20, ranks_then=2, ranks_now=2))
-    assert found.verdict is V.RANKS and "labels" not in found.why
+    assert found.verdict is V.RANKS
+    assert ("labels that do not come with the batch" in found.why) == (SeenParts.LABELS not in known)
 
 
 def test_a_batch_that_was_made_anew_on_one_side_is_not_compared_and_its_rank_is_not_named() -> None:
