@@ -20,15 +20,6 @@ from typing import Any
 from chronicle.journal import Entry, compute_lineage
 from chronicle.journal.events import PlanDeclared, events_of
 
-# Facts that trainers of earlier journals reported, and that no check asks for any more
-FORMER = frozenset((
-    "memory_needed", "memory_ways", "micro_batch", "save_round_trip", "fit_losses", "fit_resumed_equal",
-    "micro_batch_difference", "telemetry", "collective_correct", "collective_seconds", "samples", "future_leak",
-    "precision_supported", "params_by_module", "tied_expected", "tied_in_memory", "nothing_to_tie", "wrapper_requested",
-    "compile_requested", "compile_possible", "num_distinct_samples",
-))  # fmt: skip
-FORMER_OF_RANK = frozenset(("memory_free", "weights_digest", "gradients_finite"))
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankFacts:
@@ -89,20 +80,15 @@ class TrainerFacts:
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> TrainerFacts:
-        """Parse the JSON form. Raises `ValueError` that names the fields this version does not know."""
-        known = {one.name for one in fields(cls)}
-        unknown = sorted(set(data) - known - FORMER)
-        if unknown:
-            raise ValueError(f"unknown trainer facts: {', '.join(unknown)}")
-        values: dict[str, Any] = {
-            key: tuple(value) if isinstance(value, list) else value for key, value in data.items() if key in known
-        }
-        values["ranks"] = tuple(_rank(rank) for rank in data.get("ranks", ()))
+        """Parse the JSON form. What this version does not know is left out: its checks say that it was not reported."""
+        values = _known(cls, data)
+        values["ranks"] = tuple(RankFacts(**_known(RankFacts, rank)) for rank in data.get("ranks", ()))
         return cls(**values)
 
 
-def _rank(record: Mapping[str, Any]) -> RankFacts:
-    return RankFacts(**{name: value for name, value in record.items() if name not in FORMER_OF_RANK})
+def _known(kind: type[TrainerFacts | RankFacts], data: Mapping[str, Any]) -> dict[str, Any]:
+    names = {one.name for one in fields(kind)}
+    return {key: tuple(value) if isinstance(value, list) else value for key, value in dict(data).items() if key in names}
 
 
 # ---- baseline: the declared plan, claimed numbers and the limits of the machine --------------------------------------

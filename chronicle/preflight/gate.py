@@ -31,8 +31,8 @@ from chronicle.preflight.results import CheckResult, CheckVerdict, PreflightFail
 ACCEPT_VARIABLE = "CHRONICLE_ACCEPT_CHANGE"
 SKIP_VARIABLE = "CHRONICLE_PREFLIGHT_SKIP"
 
-FORMER_IDS = (9, 10, 12, 13, 16, 17, 18, 20, 22, 24, 25, 26, 27, 28, 29)  # numbers are not given again
-CHECK_IDS = tuple(f"PF{number:02d}" for number in range(1, 32) if number not in FORMER_IDS)
+OF_THE_HOST = ("PF07", "PF08", "PF30", "PF31")  # the rows of `host.py`, which no rank imports
+CHECK_IDS = tuple(sorted((*(row.check for row in FACT_CHECKS), *OF_THE_HOST)))
 
 
 def check_facts(

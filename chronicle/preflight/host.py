@@ -58,8 +58,7 @@ def _orphans(host: Host) -> CheckAnswer:
     if not alive:
         return passes("none here", "token and recorded processes in /proc")
     listed = ", ".join(f"{one.process.pid} (launch {one.launch})" for one in alive[:6])
-    text = f"{len(alive)} alive: {listed}"
-    return fails(text, "token and recorded processes in /proc", "`chronicle ps --sweep --yes` ends orphans")
+    return fails(f"{len(alive)} alive: {listed}", "token and recorded processes in /proc", "`chronicle ps --sweep --yes` ends orphans")
 
 
 def _gpus_free(host: Host) -> CheckAnswer:
@@ -141,11 +140,7 @@ def largest_size(checkpoints_dir: Path | None) -> int | None:
         return None
     from rollback.checkpoint.listing import list_checkpoints
 
-    sizes = [
-        sum(file.size_bytes for file in one.files)
-        for one in list_checkpoints(checkpoints_dir, include_abandoned=False)
-    ]
-    return max(sizes, default=None)
+    return max((one.size_bytes for one in list_checkpoints(checkpoints_dir, include_abandoned=False)), default=None)
 
 
 # ---- the table -------------------------------------------------------------------------------------------------------
