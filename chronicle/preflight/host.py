@@ -55,10 +55,11 @@ def _can_start(host: Host) -> CheckAnswer:
 def _orphans(host: Host) -> CheckAnswer:
     """PF07: no process of this run is alive here."""
     alive = find_alive(host.paths, list_launches(host.entries))
+    read = "token and recorded processes in /proc"
     if not alive:
-        return passes("none here", "token and recorded processes in /proc")
+        return passes("none here", read)
     listed = ", ".join(f"{one.process.pid} (launch {one.launch})" for one in alive[:6])
-    return fails(f"{len(alive)} alive: {listed}", "token and recorded processes in /proc", "`chronicle ps --sweep --yes` ends orphans")
+    return fails(f"{len(alive)} alive: {listed}", read, "`chronicle ps --sweep --yes` ends orphans")
 
 
 def _gpus_free(host: Host) -> CheckAnswer:
