@@ -158,6 +158,33 @@ class RingWriter:
             self._fd = -1
 
 
+class SaveMark:
+    """The step that was saved last on any rank: eight bytes in a file of the launch, at which all ranks look in every step."""
+
+    def __init__(self, launch_dir: Path) -> None:
+        self._fd = os.open(launch_dir / "saved", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        self._seen = self._read()
+
+    def set(self, step: int) -> None:
+        """This rank has saved."""
+        self._seen = step.to_bytes(8, "little")
+        os.pwrite(self._fd, self._seen, 0)
+
+    def has_changed(self) -> bool:
+        """Whether another rank has saved since this was asked last."""
+        known, self._seen = self._seen, self._read()
+        return known != self._seen
+
+    def _read(self) -> bytes:
+        return os.pread(self._fd, 8, 0)
+
+    def close(self) -> None:
+        """Close; a second call does nothing."""
+        if self._fd >= 0:
+            os.close(self._fd)
+            self._fd = -1
+
+
 # ---- reading ---------------------------------------------------------------------------------------------------------
 
 

@@ -10,8 +10,8 @@ A print (`chronicle/prints/ring.py` lists its fields) is put together while a st
 
 Sums are of all bits (`chronicle/prints/checksums.py`). What lies on an accelerator is copied to the host without waiting, and
 read at a later step. There is no collective. Where a print of every step would cost more than `SHARE` of the time, only every
-2nd, 4th, 8th … has one, at the latest every `MOST_STEPS`, but for the first steps of a launch and those after a save, which a
-relaunch takes again first; a replay prints every step.
+2nd, 4th, 8th … has one, at the latest every `MOST_STEPS`. The first steps of a launch and those after a save, on any rank, are
+the ones that a relaunch takes again: all of them have a print, as many as take `CREDIT` seconds. A replay prints every step.
 `CHRONICLE_PRINTS=off` ends it, `every` prints every step whatever it costs.
 
 The first rank also notes what the prints were made by, once a launch (`prints.json`): digests of the source files that this
@@ -34,7 +34,7 @@ from typing import Any
 from chronicle.metrics.log import heard
 from chronicle.prints.checksums import contents_of, global_generators, sums_of
 from chronicle.prints.launch_facts import add_sources, write_facts
-from chronicle.prints.ring import NOTHING, Print, RingWriter, SeenParts, ring_path
+from chronicle.prints.ring import NOTHING, Print, RingWriter, SaveMark, SeenParts, ring_path
 from chronicle.resume.batches import keep_yielded
 from chronicle.resume.contract import launch_number
 from chronicle.resume.envelope.samples import digest_of, is_captured
@@ -47,7 +47,8 @@ from rollback.channels import Role, find_channel
 PRINTS_VARIABLE = "CHRONICLE_PRINTS"  # off, every; else as often as `SHARE` allows
 SHARE = 0.004  # of the time may be spent on prints
 MOST_STEPS = 64  # a power of two, as all distances are: ranks that print at other ones have steps in common
-FIRST_STEPS = 8  # of a launch and after each save: all are printed, and none of them is timed
+FIRST_STEPS = 8  # of a launch and after each save: all are printed, whatever that takes,
+CREDIT = 0.03  # and more of them, for as many seconds: less than a save
 GROUPS = 8  # of optimizers, whose options are read in one step
 TOLD = ("lr", "weight_decay", "betas", "eps", "momentum", "alpha", "rho")  # other options an optimizer may change itself
 NUM_WAITING = 512  # prints that wait for sums on a device, or for a loss
@@ -105,6 +106,7 @@ class StepPrints(Observer):
         self._rank = 0
         self._clock = time.perf_counter
         self._writer: RingWriter | None = None
+        self._saves: SaveMark | None = None
         self._params: list[Any] = []
         self._now: _Step | None = None  # the step that is being taken
         self._coming = _Step()  # the one after it, whose batches enter before it begins
@@ -117,7 +119,7 @@ class StepPrints(Observer):
         self._skip = 0  # steps until the next print
         self._steps = 0  # since a print was timed
         self._taken, self._apart = 0, 1  # the newest step, and how far from the one before: several optimizers may be counted
-        self._num_printed = 0
+        self._num_printed, self._credit = 0, CREDIT  # since the launch began or a save
         self._spent, self._since = 0.0, 0.0
         self._hears = shield(self._logged, self.failed)
         self.updated: Callable[[Any], None] = shield(self._updated, self.failed)
@@ -136,9 +138,10 @@ class StepPrints(Observer):
         self._launch_dir = None
         if self._hears in heard:
             heard.remove(self._hears)
-        writer, self._writer = self._writer, None
-        if writer is not None:
-            writer.close()
+        for file in (self._writer, self._saves):
+            if file is not None:
+                file.close()
+        self._writer = self._saves = None
 
     def failed(self, problem: Exception) -> None:
         """One of the hooks failed."""
@@ -157,11 +160,17 @@ class StepPrints(Observer):
         if self.on:
             self._close()
             self._coming, self._early = _Step(), None
-            self._begins, self._skip = True, 0
+            self._begins = True
+            self._print_all()
 
     def saved(self, event: Saved) -> None:
-        """The next steps are those that a relaunch takes first: they are printed, whatever that costs beside a save."""
-        self._num_printed, self._skip = 0, 0
+        """The next steps are those that a relaunch takes first: they are printed on all ranks."""
+        self._print_all()
+        if self._saves is not None:
+            self._saves.set(self._taken)
+
+    def _print_all(self) -> None:
+        self._num_printed, self._credit, self._skip = 0, CREDIT, 0
 
     def batch_entered(self, event: BatchEntered) -> Rest | None:
         """The step before is over, unless the batch enters inside of one."""
@@ -172,6 +181,8 @@ class StepPrints(Observer):
         step = self._now if self._inside and self._now is not None else self._coming
         is_coming = step is self._coming
         step.has_entered = step.has_entered or is_coming
+        if is_coming and self._saves is not None and self._saves.has_changed():
+            self._print_all()
         is_skipped = self._skip > 0 and (self._now is None or self._now is UNPRINTED)
         if is_skipped or is_captured():
             return None
@@ -308,6 +319,7 @@ class StepPrints(Observer):
             "machine": str(found.get("device name") or found["processor"])[:80],
         }
         self._writer = RingWriter(ring_path(self._launch_dir, ranks.rank), header)
+        self._saves = SaveMark(self._launch_dir)
         if ranks.rank == 0:
             write_facts(self._launch_dir, found)
 
@@ -330,9 +342,11 @@ class StepPrints(Observer):
         largest one in common without asking each other.
         """
         self._num_printed += 1
+        self._credit -= self._spent
         now = self._clock()
         per_step = (now - self._since) / max(1, self._steps)
-        if self._num_printed > FIRST_STEPS and self._since and self._mode != "every" and per_step > 0:
+        are_all = self._mode == "every" or self._num_printed <= FIRST_STEPS or self._credit > 0
+        if not are_all and self._since and per_step > 0:
             least = max(1, math.ceil(self._spent / (SHARE * per_step)))
             distance = min(MOST_STEPS, 1 << (least - 1).bit_length())
             self._skip = distance - step // self._apart % distance - 1

@@ -15,6 +15,7 @@ import chronicle
 from chronicle.journal import read_journal
 from chronicle.paths import RunPaths
 from chronicle.prints import launch_facts as facts
+from chronicle.prints import step_prints
 from chronicle.prints.checksums import checksum, sums_of
 from chronicle.prints.launch_facts import changed_facts, read_facts
 from chronicle.prints.ring import (
@@ -23,6 +24,7 @@ from chronicle.prints.ring import (
     Print,
     Ring,
     RingWriter,
+    SaveMark,
     SeenParts,
     read_ring,
     ring_path,
@@ -150,6 +152,7 @@ def test_ranks_whose_steps_take_other_times_have_printed_steps_in_common(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Each rank finds its own distance; where these were any number, 2 of 45 steps of two ranks were common ones."""
+    monkeypatch.setattr(step_prints, "CREDIT", 0.0)
     printed = []
     for number, a_step in enumerate((1.6e-3, 0.7e-3, 0.2e-3)):
         loop = Loop(tmp_path / str(number), monkeypatch, prints="")
@@ -422,6 +425,7 @@ def test_an_error_of_the_prints_is_recorded_and_training_goes_on(tmp_path: Path,
 
 
 def test_prints_of_small_steps_are_thinned(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(step_prints, "CREDIT", 0.0)
     ring = Loop(tmp_path, monkeypatch, prints="").train(40).ring()
     thinned = len(ring.steps())
     assert set(range(1, 9)) <= ring.steps().keys()
@@ -430,16 +434,30 @@ def test_prints_of_small_steps_are_thinned(tmp_path: Path, monkeypatch: pytest.M
     assert batches == {2}  # those of steps between two prints belong to none
 
 
-def test_the_steps_after_a_save_are_all_printed_however_short_they_are(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(("credit", "least"), [(0.0, 8), (1e-4, 12)])
+def test_the_steps_after_a_save_are_all_printed_as_long_as_their_credit_lasts(
+    credit: float, least: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A relaunch takes them again first, from that save."""
+    monkeypatch.setattr(step_prints, "CREDIT", credit)
     loop = Loop(tmp_path, monkeypatch, prints="")
     Ticks(loop, 1e-6)
     loop.train(80)
     torch.save({"model": loop.model.state_dict(), "optimizer": loop.optimizer.state_dict()}, tmp_path / "step-80.pt")
     steps = loop.train(40).ring().steps().keys()
-    assert set(range(81, 89)) <= steps and len(steps & set(range(40, 81))) <= 1 and len(steps & set(range(89, 121))) <= 1
+    assert set(range(81, 81 + least)) <= steps
+    assert len(steps & set(range(50, 81))) <= 1 and len(steps & set(range(110, 121))) <= 1
+
+
+def test_the_steps_after_a_save_of_another_rank_are_all_printed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Mostly one rank saves: the others had no print of the steps after it, so that no relaunch could compare them."""
+    monkeypatch.setattr(step_prints, "CREDIT", 0.0)
+    loop = Loop(tmp_path, monkeypatch, prints="")
+    Ticks(loop, 1e-6)
+    loop.train(80)
+    SaveMark(tmp_path / "launch").set(80)
+    steps = loop.train(40).ring().steps().keys()
+    assert set(range(81, 89)) <= steps and len(steps & set(range(90, 121))) <= 1
 
 
 def test_facts_name_what_changed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
