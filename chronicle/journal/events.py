@@ -445,7 +445,7 @@ class CheckpointSeen(JournalEvent, kind=EntryKind.CHECKPOINT_SEEN):
 
 
 class Verified(JournalEvent, kind=EntryKind.VERIFIED):
-    """What `chronicle verify` found; valid while the checkpoint has this stamp."""
+    """What `chronicle verify` found; valid while the checkpoint's files have the sizes, times and inodes of the stamp."""
 
     path: str
     stamp: str
