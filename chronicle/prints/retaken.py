@@ -122,11 +122,14 @@ class RetakenCase(Comparison):
         return "batch" in self.parts and (self.other_batch or inf) > until
 
     def is_whole(self, until: int) -> bool:
-        """Whether all ranks were compared and had the same batches up to this step, and no generator stands elsewhere."""
-        for rank in self.ranks:
-            if "torch" in rank.unrestored or (rank.apart is not None and "torch" in rank.apart.parts):
-                return False
+        """Whether all ranks were compared, and had the same batches up to this step."""
         return len(self.compared) == self.ranks_now and self.same_batches(until)
+
+    @property
+    def are_drawn_alike(self) -> bool:
+        """Whether torch's generators stand as they stood on all ranks: what one draws (a layer left out) is in its own loss."""
+        apart = [rank.apart.parts for rank in self.ranks if rank.apart is not None]
+        return "torch" not in self.unrestored and not any("torch" in parts for parts in apart)
 
     @property
     def batches(self) -> str:
@@ -257,7 +260,8 @@ def lone_losses(case: RetakenCase) -> Odd | None:
 
     It is computed before gradients are exchanged, so it tells where the fault was, also where no two launches have equal bits.
     """
-    steps = sorted(set.intersection(*(set(rank.losses) for rank in case.ranks))) if case.ranks else []
+    are_told = bool(case.ranks) and case.are_drawn_alike
+    steps = sorted(set.intersection(*(set(rank.losses) for rank in case.ranks))) if are_told else []
     for step in steps:
         apart = {rank.rank: _apart(*rank.losses[step]) for rank in case.ranks}
         far = tuple(rank for rank, size in apart.items() if size > LAST_DIGITS)
@@ -279,13 +283,13 @@ def own_ranks(case: RetakenCase) -> Odd | None:
 
     The parts are looked at in the order in which a step makes them. The others must have been compared in the same part of
     the same step, and be equal. A gradient is a sum over ranks: one that differs on some ranks alone arose there only where
-    all hold the same weights, else another rank's share may lie in their part.
+    all held the same weights until then, else another rank's share may lie in their part. What a rank draws by itself is in its
+    loss, and in the gradients of all.
     """
     first = case.first
     if first is None or case.equal_before < 1 or not case.is_whole(first.step):
         return None
-    are_replicas = len({rank.begins for rank in case.ranks}) == 1 and case.ranks[0].begins != 0
-    tells = {"loss": True, "gradient": are_replicas, "weights": "gradient" in case.parts}
+    tells = {"loss": case.are_drawn_alike, "gradient": _are_replicas(case, first.step), "weights": "gradient" in case.parts}
     for part, does_tell in tells.items():
         apart = [rank.apart for rank in case.ranks if rank.apart is not None and rank.apart.step == first.step]
         ranks = tuple(one.ranks[0] for one in apart if part in one.parts)
@@ -302,6 +306,13 @@ def own_ranks(case: RetakenCase) -> Odd | None:
         )
         return Odd(first.step, ranks, words)
     return None
+
+
+def _are_replicas(case: RetakenCase, step: int) -> bool:
+    """Whether all ranks held the same weights right before this step, in both launches: their gradients are one sum."""
+    known = [{one: held for one, held in rank.weights.items() if one < step} for rank in case.ranks]
+    held = {weights[max(weights)] if weights else rank.rank for rank, weights in zip(case.ranks, known, strict=True)}
+    return len(held) == 1
 
 
 def _or_labels(case: RetakenCase, ranks: Sequence[int]) -> str:

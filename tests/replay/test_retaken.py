@@ -205,12 +205,21 @@ def test_a_batch_that_was_made_anew_on_one_side_is_not_compared_and_its_rank_is_
     assert found.verdict is V.RESULT and "batches not compared" in found.why
 
 
-def test_a_generator_that_stood_elsewhere_beside_equal_results_hides_nothing_and_names_nobody() -> None:
-    """Accelerate's loader draws a seed at every start: without dropout that has no effect."""
+def test_a_generator_that_stood_elsewhere_beside_equal_results_hides_nothing() -> None:
+    """Accelerate's loader draws a seed at every start: without dropout that has no effect.
+
+    What a rank draws is in its loss, and by the exchange in all gradients: one that differs on a rank alone was not drawn.
+    """
     moved = {n: {"torch": 9} for n in range(21, 26)}
     fault = {**moved, 24: {"torch": 9, "gradient": 9}}
     assert judge_retaken(case(moved, moved)).verdict is V.EQUAL
-    found = judge_retaken(case(moved, fault))
+    replicas = case(moved, fault)
+    found = judge_retaken(replicas)
+    assert (found.verdict, found.ranks) == (V.RANKS, (1,)) and "rank 1 differs from step 24 on (gradient)" in found.why
+    drawn = case(moved, {**moved, 24: {"torch": 9, "loss": 55.0, "gradient": 9}})
+    assert judge_retaken(drawn).verdict is V.RESULT, "a layer may have been left out by chance"
+    alone = [replace(rank, weights={n: (n + rank.rank, n + rank.rank) for n in rank.weights}) for rank in replicas.ranks]
+    found = judge_retaken(replace(replicas, ranks=alone))
     assert found.verdict is V.RESULT and "another result from step 24 on, rank 1 (gradient)" in found.why
     assert "torch's generators stand elsewhere, without effect before it" in found.why
     bits = {n: {**OTHER_BITS[n], "torch": 9} for n in OTHER_BITS}
