@@ -11,9 +11,8 @@ import sys
 import zlib
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
-from chronicle.prints.ring import NOTHING, SeenParts
 from chronicle.resume.batches import is_call, tensors_of, yielded_lately
 from chronicle.resume.envelope.samples import SampleCopy
 from chronicle.resume.fingerprint import own_shard
@@ -25,26 +24,32 @@ TARGET = re.compile(r"label|target|answer|reference", re.IGNORECASE)
 WHOLE_NUMBERS = {1: "uint8", 2: "int16", 4: "int32", 8: "int64"}  # by their size in bytes
 
 
-def contents_of(batch: Any) -> tuple[list[Any], SeenParts]:
-    """Checksums of all that is in a micro-batch, and whether labels are in it: TARGETS, and LABELS where they have their name.
+class Contents(NamedTuple):
+    """Checksums of what is in a micro-batch, and of its labels; none where nobody knows them. Whether they have their name."""
 
-    They are where the model takes them, where an adapter hands over what the loader yielded, and where the inputs lie in the
-    memory of a batch that a loader yielded, or are its values in another dtype (on a CPU), and that batch holds more than
-    these inputs: then the rest of it counts, too.
+    inputs: list[Any]
+    labels: list[Any]
+    are_named: bool = False
+
+
+def contents_of(batch: Any) -> Contents:
+    """What is in a micro-batch.
+
+    Labels are in it where the model takes them, and where an adapter hands over what the loader yielded. Else, where inputs lie
+    in the memory of a batch that a loader yielded, or are its values in another dtype (on a CPU), all of that batch is what the
+    labels are known by, if it holds more than these inputs.
     """
     leaves = tensors_of(batch)
     found = [checksum(tensor) for tensor in leaves]
     names = batch[1] if is_call(batch) else batch if isinstance(batch, Mapping) else ()
-    if found and any(TARGET.search(str(name)) for name in names):
-        return found, SeenParts.TARGETS | SeenParts.LABELS
-    if not is_call(batch):
-        return found, SeenParts.TARGETS if found else NOTHING
+    are_named = any(TARGET.search(str(name)) for name in names)
+    if are_named or not is_call(batch):
+        return Contents(found, found, are_named)
     for are_same in (_share_memory, _is_cast):
         for own in reversed(yielded_lately()):
             if any(are_same(tensor, leaf) for tensor in own for leaf in leaves):
-                is_more = _holds_more(own, leaves, are_same)
-                return [*found, *map(checksum, own)], SeenParts.TARGETS if is_more else NOTHING
-    return found, NOTHING
+                return Contents(found, [*map(checksum, own)] if _holds_more(own, leaves, are_same) else [])
+    return Contents(found, [])
 
 
 def _holds_more(own: Sequence[Any], leaves: Sequence[Any], are_same: Callable[[Any, Any], bool]) -> bool:

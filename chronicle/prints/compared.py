@@ -1,7 +1,7 @@
 """Two records of prints, compared rank by rank: the first step that is another one, and in which part of it.
 
 Replays, relaunches and rehearsals all ask this. Parts are looked at in the order in which a step is taken: options, generators,
-batch, gradient and its norm, loss, weights. One that only one side has seen is not compared.
+batch, labels, gradient and its norm, loss, weights. One that only one side has seen is not compared.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -20,12 +20,14 @@ PARTS: Mapping[str, tuple[SeenParts, str]] = {
     "python": (SeenParts.GENERATORS, "Python's generator"),
     "numpy": (SeenParts.GENERATORS, "NumPy's generator"),
     "batch": (SeenParts.BATCH, "batch"),
+    "labels": (SeenParts.TARGETS, "labels"),
     "gradient": (SeenParts.GRADIENT, "gradient"),
     "size": (SeenParts.NORM, "logged norm"),
     "loss": (SeenParts.LOSS, "loss"),
     "weights": (SeenParts.WEIGHTS, "weights"),
 }
 GENERATORS = ("torch", "python", "numpy")
+DATA = ("batch", "labels")
 RESULT = ("gradient", "size", "loss", "weights")
 MOST_TURNS = 4  # of optimizers, with one batch
 MOST_NAMED = 4
@@ -173,7 +175,7 @@ def compare_rank(rank: int, record: Steps, other: Steps, *, start: int, until: i
     drawn = False
     if apart:
         idle = idle if told <= step else []  # told behind it, they may stand elsewhere because of it
-        is_loss_equal = SeenParts.LOSS in own.seen & now.seen and not {"batch", "loss"} & set(apart)
+        is_loss_equal = SeenParts.LOSS in own.seen & now.seen and not {*DATA, "loss"} & set(apart)
         is_without_effect = is_loss_equal or (len(steps) > 1 and parts & set(RESULT))
         if "torch" in idle and not is_without_effect:
             idle.remove("torch")
@@ -216,11 +218,8 @@ def _is_drawn_otherwise(record: Steps, other: Steps, step: int) -> bool:
 
 
 def compared_parts(own: Print, other: Print) -> list[str]:
-    """The parts that both sides have seen, in their order; no batch of which one side alone knows the labels."""
-    found = [part for part, (seen, _) in PARTS.items() if seen in own.seen & other.seen]
-    if "batch" in found and (own.seen ^ other.seen) & SeenParts.TARGETS:
-        found.remove("batch")
-    return found
+    """The parts that both sides have seen, in their order."""
+    return [part for part, (seen, _) in PARTS.items() if seen in own.seen & other.seen]
 
 
 def differing_parts(own: Print, other: Print, left_out: Sequence[str] = ()) -> list[str]:

@@ -20,9 +20,11 @@ from math import inf, isfinite
 from typing import NamedTuple
 
 from chronicle.prints.compared import (
+    DATA,
     GENERATORS,
     MOST_NAMED,
     PARTS,
+    RESULT,
     Comparison,
     RankCompared,
     Row,
@@ -106,9 +108,14 @@ class RetakenCase(Comparison):
     @property
     def is_of_data(self) -> bool:
         """Whether a batch is what differs first, but for the last digits of a sum."""
-        if self.first is not None and self.part in ("batch", *GENERATORS):
-            return "batch" in self.first.parts
+        if self.first is not None and self.part in (*DATA, *GENERATORS):
+            return not set(DATA).isdisjoint(self.first.parts)
         return self.other_batch is not None and self.is_close_at_once
+
+    @property
+    def is_of_result(self) -> bool:
+        """Whether a result differs in the first step that differs: a generator alone is none."""
+        return self.first is not None and not set(RESULT).isdisjoint(self.first.parts)
 
     @property
     def loss_apart(self) -> float | None:
@@ -182,7 +189,7 @@ def retake_rank(
             losses[step] = (one.loss, other.loss)
         if SeenParts.WEIGHTS in seen:
             weights[step] = (one.weights, other.weights)
-        if other_batch is None and "batch" in differing_parts(one, other):
+        if other_batch is None and not set(DATA).isdisjoint(differing_parts(one, other)):
             other_batch = step
     return RankRetaken(
         **{name: getattr(found, name) for name in RankCompared.__slots__},
@@ -407,18 +414,20 @@ def _other_options(case: RetakenCase) -> str:
 
 def _other_batches(case: RetakenCase) -> str:
     assert case.first is not None
-    if "batch" in case.first.parts:
+    if not set(DATA).isdisjoint(case.first.parts):
         step, ranks, before = case.first.step, case.first.ranks, ""
     else:
         step = case.other_batch or case.first.step
         ranks = tuple(rank.rank for rank in case.compared if rank.other_batch == step)
         before = f" (other bits before it: {PARTS[case.part][1]})"
     where = "" if len(ranks) == len(case.compared) else f", on rank {_numbers(ranks)}"
-    return f"not the same batches from step {step:,} on{where}{before}{_since(case, *CAUSES, *SETTINGS)}"
+    what = "labels" if case.part == "labels" else "batches"
+    return f"not the same {what} from step {step:,} on{where}{before}{_since(case, *CAUSES, *SETTINGS)}"
 
 
 def _changed(case: RetakenCase) -> str:
-    return f"another result {_from(case)}; changed since launch {case.earlier}: {case.named(*CAUSES, *SETTINGS)}"
+    moved = f" ({PARTS[case.part][1]} stand elsewhere, too)" if case.part in GENERATORS else ""
+    return f"another result {_from(case)}; changed since launch {case.earlier}: {case.named(*CAUSES, *SETTINGS)}{moved}"
 
 
 def _result(case: RetakenCase) -> str:
@@ -456,9 +465,9 @@ ROWS: tuple[Row, ...] = (
     Row("batch", lambda case: case.is_of_data, V.DATA, _other_batches),
     Row("the loss of some ranks", lone_losses, V.RANKS, str),
     Row("the last digits", lambda case: case.is_close_at_once, V.CLOSE, _close),
+    Row("something has changed", lambda case: case.named(*CAUSES) and case.is_of_result, V.CODE, _changed),
     Row("generators", lambda case: case.part in GENERATORS, V.NOT_COMPARABLE,
         lambda case: f"not comparable {_from(case)}: {PARTS[case.part][1]} stand elsewhere"),
-    Row("something has changed", lambda case: case.named(*CAUSES), V.CODE, _changed),
     Row("some ranks", own_ranks, V.RANKS, str),
     Row("settings have changed", lambda case: case.named(*SETTINGS), V.CODE, _changed),
     Row("the result alone", lambda case: True, V.RESULT, _result),

@@ -5,10 +5,11 @@ newest print takes the place of the oldest. A print holds:
 
     step       optimizer steps completed when it was over
     seq        count of prints of this file, which gives their order and where the ring begins
-    flags      whether this print begins a launch or follows a load, and whether loss and labels were seen (`SeenParts`); any
-               other field that is not 0 was seen
+    flags      whether this print begins a launch or follows a load, whether the loss was seen, and labels by their name
+               (`SeenParts`); any other field that is not 0 was seen
     batches    micro-batches of the step, at most 255
     batch      digest of all bits of the micro-batches that were handed to the model, in their order
+    labels     digest of what their loss is computed from, where that is known
     gradient   digest of sums of all gradients, before the optimizer steps
     weights    digest of sums of all weights, after it
     size       the norm of the gradient, as it was logged for this step (torch's has 32 bits, too)
@@ -38,7 +39,7 @@ from chronicle.errors import ChronicleError
 
 VERSION = 8
 HEADER_BYTES = 1024
-BODY = struct.Struct("<IIHBxQQIfIHHHxxfd")  # a checksum of 4 bytes follows
+BODY = struct.Struct("<IIHBxIIQIfIHHHxxfd")  # a checksum of 4 bytes follows
 HEAD = struct.Struct("<IIH")  # step, seq, flags
 PRINT_BYTES = BODY.size + 4
 MANY = 0xFFFFFFFF
@@ -56,16 +57,17 @@ class SeenParts(IntFlag):
     GENERATORS = 16
     OPTIONS = 32
     LOSS = 64
-    TARGETS = 128  # the batch is known with what the loss is computed from: labels too
-    LABELS = 256  # by their name; a batch without names may hold numbers of rows, by which labels are looked up elsewhere
+    TARGETS = 128  # what the loss is computed from: labels
+    LABELS = 256  # they have their name: what has none may be numbers of rows, by which labels are looked up in a table
     NORM = 1024
 
 
 NOTHING = SeenParts(0)
-STORED = SeenParts.BEGINS | SeenParts.LOSS | SeenParts.TARGETS | SeenParts.LABELS
+STORED = SeenParts.BEGINS | SeenParts.LOSS | SeenParts.LABELS
 # Of these a field that is not 0 was seen
 BY_FIELD = {
     "batch": SeenParts.BATCH,
+    "labels": SeenParts.TARGETS,
     "gradient": SeenParts.GRADIENT,
     "weights": SeenParts.WEIGHTS,
     "torch": SeenParts.GENERATORS,
@@ -83,6 +85,7 @@ class Print:
     seen: SeenParts = NOTHING
     batches: int = 0
     batch: int = 0
+    labels: int = 0
     gradient: int = 0
     weights: int = 0
     size: float = 0.0
@@ -99,6 +102,8 @@ class Print:
             "seq": seq & MANY,
             "seen": self.seen & STORED,
             "batches": min(255, self.batches),
+            "batch": self.batch & MANY,
+            "labels": self.labels & MANY,
             "weights": self.weights & MANY,
             "size": max(min(self.size, LARGEST_NORM), -LARGEST_NORM),  # NaN stays what it is
         }

@@ -32,7 +32,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from chronicle.metrics.log import heard
-from chronicle.prints.checksums import contents_of, global_generators, sums_of
+from chronicle.prints.checksums import Contents, contents_of, global_generators, sums_of
 from chronicle.prints.launch_facts import add_sources, write_facts
 from chronicle.prints.ring import NOTHING, Print, RingWriter, SaveMark, SeenParts, ring_path
 from chronicle.resume.batches import keep_yielded
@@ -60,8 +60,7 @@ class _Step:
 
     step: int = 0
     known: dict[str, Any] = field(default_factory=dict)
-    batches: list[list[Any]] = field(default_factory=list)  # checksums of what each micro-batch holds
-    targets: SeenParts = SeenParts.TARGETS | SeenParts.LABELS  # what is known of them in every micro-batch
+    batches: list[Contents] = field(default_factory=list)  # its micro-batches
     has_entered: bool = False  # a batch has, before the step began
     gradient: list[Any] = field(default_factory=list)  # sums on their way, as those of the weights
     weights: list[Any] = field(default_factory=list)
@@ -70,20 +69,25 @@ class _Step:
     @property
     def ready(self) -> bool:
         """Whether all sums have arrived on the host."""
-        parts = [*self.gradient, *self.weights, *(part for one in self.batches for part in one)]
+        parts = [*self.gradient, *self.weights]
+        for one in self.batches:
+            parts += [*one.inputs, *one.labels]
         return all(isinstance(part, bytes) or part.ready for part in parts)
 
     def to_print(self) -> Print:
         """The print; waits for sums that are on their way."""
         seen = SeenParts.BEGINS if self.begins else NOTHING
-        seen |= self.targets if self.batches else NOTHING
+        seen |= SeenParts.LABELS if self.batches and all(one.are_named for one in self.batches) else NOTHING
         seen |= SeenParts.LOSS if "loss" in self.known else NOTHING
-        batch = [part for one in self.batches for part in (*one, b"|")]
+        batch = [part for one in self.batches for part in (*one.inputs, b"|")]
+        are_known = bool(self.batches) and all(one.labels for one in self.batches)
+        labels = [part for one in self.batches for part in (*one.labels, b"|")] if are_known else []
         return Print(
             step=self.step,
             seen=seen,
             batches=len(self.batches),
             batch=digest_of(batch) if batch else 0,
+            labels=digest_of(labels) if labels else 0,
             gradient=digest_of(self.gradient) if self.gradient else 0,
             weights=digest_of(self.weights) if self.weights else 0,
             **self.known,
@@ -196,9 +200,7 @@ class StepPrints(Observer):
             self._early = self._beginning(self._training.step or 0) if self._params else None
         if not step.batches:
             step.known |= global_generators()
-        found, targets = contents_of(event.batch)
-        step.batches.append(found)
-        step.targets &= targets
+        step.batches.append(contents_of(event.batch))
         self._spent += self._clock() - begun
         return None
 

@@ -12,8 +12,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from chronicle.journal.events import GuardVerdict
-from chronicle.prints.compared import GENERATORS, PARTS, Comparison, PrintDifference, Row
-from chronicle.prints.ring import SeenParts
+from chronicle.prints.compared import DATA, GENERATORS, PARTS, Comparison, PrintDifference, Row
 from chronicle.resume.checks.check import Outcome
 
 
@@ -102,7 +101,7 @@ class ReplayCase(Comparison):
     @property
     def enters(self) -> bool:
         """Whether what differs first enters the step."""
-        return self.part in ("options", *GENERATORS, "batch")
+        return self.part in ("options", *GENERATORS, *DATA)
 
     @property
     def set_otherwise(self) -> str:
@@ -132,7 +131,7 @@ class ReplayCase(Comparison):
         if not self.facts_known:
             yield "the code may have changed (no `prints.json` of the launch)"
         yield from self.not_printed()
-        if "batch" in self.parts and SeenParts.TARGETS not in self.at.record.seen & self.at.other.seen:
+        if "batch" in self.parts and "labels" not in self.parts:
             yield "labels, which do not enter the model, may be others"
 
 
@@ -180,7 +179,7 @@ def _settings(case: ReplayCase) -> str:
 
 def _another_batch(case: ReplayCase) -> str:
     same = " (as many micro-batches)" if case.at.record.batches == case.at.other.batches else ""
-    why = f"another batch at step {case.at.step}{same}"
+    why = f"another batch at step {case.at.step}{same}" if case.part == "batch" else f"other labels at step {case.at.step}"
     if case.has_checkpoint and case.at.step == case.steps[0]:
         why += ", the first one: the checkpoint may not hold where its loader stood"
     if case.settings:
@@ -212,7 +211,7 @@ ROWS: tuple[Row, ...] = (
         V.RANDOM, _why_enters_vary),
     Row("other weights in the checkpoint", lambda case: case.begins_equal is False and case.has_checkpoint, V.STATE,
         lambda case: "the checkpoint does not hold the weights that the training had at this step"),
-    Row("batch", lambda case: case.part == "batch" and not case.began_anew, V.DATA, _another_batch),
+    Row("batch", lambda case: case.part in DATA and not case.began_anew, V.DATA, _another_batch),
     Row("settings", lambda case: case.settings, V.CODE, _settings),
     Row("a file of data", lambda case: case.named("data"), V.DATA, lambda case: case.named("data")),
     Row("begins with other weights", lambda case: case.began_anew, V.STATE,

@@ -39,7 +39,7 @@ from chronicle.resume.training import Training
 
 OF_MODEL = SeenParts.BATCH | SeenParts.GRADIENT | SeenParts.WEIGHTS
 WHOLE = OF_MODEL | SeenParts.GENERATORS | SeenParts.OPTIONS
-FIELDS = ("torch", "batch", "options", "gradient", "weights")
+FIELDS = ("torch", "batch", "labels", "options", "gradient", "weights")
 
 
 class Loop:
@@ -544,7 +544,7 @@ def test_labels_of_a_loader_are_part_of_the_batch(tmp_path: Path, monkeypatch: p
     other[5] = 0  # of the third step
     for kind in ("torch", "prepared", "cast"):
         clean, changed_label = (train(tmp_path / kind / name, given, kind) for name, given in (("a", labels), ("b", other)))
-        assert first_difference(clean, changed_label) == (3, ["batch", "gradient", "weights"]), kind
+        assert first_difference(clean, changed_label) == (3, ["labels", "gradient", "weights"]), kind
         assert all(SeenParts.TARGETS in one.seen for one in clean.steps().values()), kind
         assert not any(SeenParts.LABELS in one.seen for one in clean.steps().values()), kind  # they have no name
     for kind in ("", "rows"):  # without a loader; with one that yields no labels

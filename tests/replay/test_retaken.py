@@ -193,7 +193,7 @@ def test_a_rank_is_named_without_a_doubt_where_labels_came_with_the_batch_by_the
     assert ("labels that do not come with the batch" in found.why) == (SeenParts.LABELS not in known)
 
 
-def test_a_batch_that_was_made_anew_on_one_side_is_not_compared_and_its_rank_is_not_named() -> None:
+def test_a_batch_that_was_made_anew_on_one_side_is_another_one_though_its_labels_are_not_known() -> None:
     """A flip that the script decides by chance: the loader's batch in one launch, a tensor of its own in the other."""
     then, now = [segment(0), segment(1)], [segment(0), segment(1)]
     for one in (*then, *now):
@@ -202,7 +202,22 @@ def test_a_batch_that_was_made_anew_on_one_side_is_not_compared_and_its_rank_is_
     now[1].steps[23] = step(23, 1, batch=9, loss=55.0, gradient=9)
     ranks = [retake_rank(rank, then[rank], now[rank]) for rank in (0, 1)]
     found = judge_retaken(RetakenCase(ranks=ranks, earlier=1, start=20, ranks_then=2, ranks_now=2))
-    assert found.verdict is V.RESULT and "batches not compared" in found.why
+    assert (found.verdict, found.why) == (V.DATA, "not the same batches from step 23 on, on rank 1")
+    for number in (23, 24, 25):
+        now[1].steps[number] = replace(then[1].steps[number], seen=SEEN | SeenParts.TARGETS, labels=9)
+    ranks = [retake_rank(rank, then[rank], now[rank]) for rank in (0, 1)]
+    found = judge_retaken(RetakenCase(ranks=ranks, earlier=1, start=20, ranks_then=2, ranks_now=2))
+    assert (found.verdict, found.why) == (V.DATA, "not the same labels from step 23 on, on rank 1")
+
+
+def test_a_change_of_the_code_is_named_though_a_generator_stands_elsewhere() -> None:
+    """Lightning restores none: what was changed on purpose comes before what nobody restores, where a result is another one."""
+    moved = {n: {"torch": 9, "gradient": 9, "weights": 9, "loss": 55.0} for n in range(21, 26)}
+    changed = [("code", "`/x/loss.py` has changed")]
+    found = judge_retaken(case(moved, changed=changed))
+    words = "another result from step 21 on; changed since launch 1: `/x/loss.py` has changed"
+    assert (found.verdict, found.why) == (V.CODE, f"{words} (torch's generators stand elsewhere, too)")
+    assert judge_retaken(case(from_23(torch=9), changed=changed)).verdict is V.NOT_COMPARABLE, "no result is another one"
 
 
 def test_a_generator_that_stood_elsewhere_beside_equal_results_hides_nothing() -> None:
