@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from typing import NamedTuple
 
 from chronicle.metrics.numbers import UNITS
 
@@ -50,7 +51,7 @@ COUNTERS: tuple[tuple[re.Pattern[str], int, bool], ...] = tuple(
         (rf"^{COUNT}\s+(?=train\s)", 0),
     )
 )
-THROUGH = COUNTERS[0][0]  # the only ones that say that they count through
+THROUGH = 0  # the place of the only ones that say that they count through
 ROUNDED = re.compile(  # LeRobot's `step:2K`, Levanter's `Progress on:train 1.20kit/10.0kit … postfix:loss=2.31`
     r"(?:(?<![\w/.])(?:global_?)?step\s*[:=]\s*|\bProgress on:train )"
     r"(?P<at>\d+(?:\.(?P<places>\d+))?)(?P<unit>[KMB])(?:it\b|(?!\w))", re.IGNORECASE,
@@ -106,30 +107,53 @@ class EpochSteps:
         return self.offset + at
 
 
-def find_step(line: str, epochs: EpochSteps) -> tuple[int | None, int | None]:
-    """Which counter the line names (its place among COUNTERS; None of a rounded one), and the step, if any."""
+class Counter(NamedTuple):
+    """Which counter a line names (its place among COUNTERS), and where its numbers stand."""
+
+    place: int
+    at: slice
+    epoch: slice | None = None
+    of: slice | None = None
+
+    def step_in(self, line: str, epochs: EpochSteps) -> int:
+        """The step of this line, or of another one of the same shape."""
+        at = whole(line[self.at])
+        if self.epoch is not None:
+            epoch = int(line[self.epoch])
+            if self.of is None:
+                return epochs.step(epoch, at)
+            return epochs.of(epoch, at, int(line[self.of]), COUNTERS[self.place][1])
+        if epochs.open is None or self.place == THROUGH:
+            return epochs.plain(at)
+        return epochs.step(epochs.open, epochs.plain(at))
+
+
+class RoundedCounter(NamedTuple):
+    """A step that is printed in thousands or millions: no other counter of the line is more exact."""
+
+    at: slice
+    unit: float
+    exact_to: float
+    place: None = None
+
+    def step_in(self, line: str, epochs: EpochSteps) -> int:
+        """The step of this line, or of another one of the same shape."""
+        return epochs.rounded(float(line[self.at]) * self.unit, self.exact_to, line)
+
+
+def find_counter(line: str) -> Counter | RoundedCounter | None:
+    """The most telling counter that a line names."""
     rounded = ROUNDED.search(line)
     if rounded is not None:
         unit = UNITS[rounded["unit"].upper()]
-        places = len(rounded["places"] or "")
-        return None, epochs.rounded(float(rounded["at"]) * unit, unit / 10**places, line)
+        return RoundedCounter(slice(*rounded.span("at")), unit, unit / 10 ** len(rounded["places"] or ""))
     has_epoch = "epoch" in line.lower()
-    for place, (pattern, first, needs_epoch) in enumerate(COUNTERS):
-        if needs_epoch and not has_epoch:
-            continue
-        found = pattern.search(line)
-        if found is None:
-            continue
-        at = whole(found["at"])
-        groups = found.groupdict()
-        if groups.get("of"):
-            return place, epochs.of(int(groups["epoch"]), at, int(groups["of"]), first)
-        if groups.get("epoch"):
-            return place, epochs.step(float(groups["epoch"]), at)
-        if epochs.open is None or pattern is THROUGH:
-            return place, epochs.plain(at)
-        return place, epochs.step(epochs.open, epochs.plain(at))
-    return None, None
+    for place, (pattern, _, needs_epoch) in enumerate(COUNTERS):
+        found = pattern.search(line) if has_epoch or not needs_epoch else None
+        if found is not None:
+            spans = {name: slice(*found.span(name)) for name, text in found.groupdict().items() if text}
+            return Counter(place, **spans)
+    return None
 
 
 def whole(text: str) -> int:

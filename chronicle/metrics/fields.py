@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
 from functools import lru_cache
+from typing import NamedTuple
 
 from chronicle.metrics.numbers import NUMBER, number_of_text
 from rollback.channels import EVAL_WORDS, Role, printed_names, role_of
 
-MOST_SEEN = 40
 REPR = r"(?:np\.b?float\d+|(?:tf\.)?tensor|(?:Device)?Array)\("  # what Python prints around the number
 VALUE = rf"[\[(]?\s*(?:{REPR})?(?P<value>{NUMBER})(?P<unit>[KMBT](?![A-Za-z]))?(?!\w|\.\w)"
 NAMED = re.compile(
@@ -22,15 +21,31 @@ SPACED = re.compile(  # with the words before it: `Regression Loss 2.8` is no `l
 )  # fmt: skip
 
 
-def fields_of(line: str) -> Iterator[re.Match[str]]:
-    """Yield `name: value` and `name=value`, then `name value` of the table's names outside of those."""
-    taken: list[tuple[int, int]] = []
-    for field in NAMED.finditer(line):
-        taken.append(field.span())
-        yield field
+class Field(NamedTuple):
+    """A number of a line by the name that is printed beside it, and where it stands: of `line`, the text from `begin` to `end`.
+
+    `known` is what the table calls the name; None for a name that it does not know.
+    """
+
+    name: str
+    known: str | None
+    begin: int
+    end: int
+    unit: str | None
+
+    def number_in(self, line: str) -> float:
+        """The number in this line, or in another one of the same shape."""
+        return number_of_text(line[self.begin : self.end], self.unit)
+
+
+def find_fields(line: str) -> list[Field]:
+    """`name: value` and `name=value`, then `name value` of the table's names outside of those."""
+    named = list(NAMED.finditer(line))
     for field in SPACED.finditer(line):
-        if not any(begin <= field.start("value") < end for begin, end in taken):
-            yield field
+        at = field.start("value")
+        if not any(one.start() <= at < one.end() for one in named):
+            named.append(field)
+    return [Field(one["name"], known_part(one["name"]), *one.span("value"), one["unit"]) for one in named]
 
 
 @lru_cache(maxsize=4096)
@@ -46,13 +61,10 @@ def known_part(phrase: str) -> str | None:
     return None
 
 
-def fields_in(line: str, seen: dict[str, None] | None = None) -> dict[str, float]:
-    """The numbers of a line by the names that are known; `seen` collects all names, for a message."""
+def fields_in(line: str) -> dict[str, float]:
+    """The numbers of a line by the names that are known, each name's first."""
     values: dict[str, float] = {}
-    for field in fields_of(line):
-        name = known_part(field["name"])
-        if seen is not None and len(seen) < MOST_SEEN:
-            seen.setdefault(field["name"])
-        if name is not None and name not in values:
-            values[name] = number_of_text(field["value"], field["unit"])
+    for field in find_fields(line):
+        if field.known is not None and field.known not in values:
+            values[field.known] = field.number_in(line)
     return values

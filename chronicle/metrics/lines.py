@@ -12,7 +12,6 @@ accepted; where several ranks print, the first one counts. A number that touches
 from __future__ import annotations
 
 import ast
-import datetime
 import json
 import math
 import re
@@ -20,61 +19,29 @@ from collections import deque
 from collections.abc import Collection, Mapping
 from typing import Any
 
-from chronicle.metrics.counters import COUNT, EpochSteps, find_step, whole
+from chronicle.metrics.counters import EpochSteps, find_counter, whole
 from chronicle.metrics.fields import VALUE, fields_in
 from chronicle.metrics.forms import FORMS
 from chronicle.metrics.log import Point
 from chronicle.metrics.numbers import NUMBER, number_in, number_of_text
 from chronicle.metrics.records import point_of_record
-from chronicle.metrics.text import ANSI, PREFIX
-from rollback.channels import (
-    EVAL_WORDS,
-    HINTS,
-    JUDGED,
-    TELLING,
-    Role,
-    canonical_name,
-    printed_names,
-    role_of,
-)
+from chronicle.metrics.shapes import Shape, Shapes
+from chronicle.metrics.text import ANSI
+from rollback.channels import JUDGED, TELLING, Role, canonical_name, role_of
 
-BLANK = re.compile(  # a loss that was written and is no number
-    rf"(?<![\w/])(?:(?:train|training)[ _])?(?:{printed_names()})(?![\w/-])(?:\s*[:=]\s*|\s+(?:is\s+)?)"
-    r"['\"]?(?:none|null|nil|n/?a|<na>|skipped|-{2,}|\*{2,})(?![\w.-])['\"]?", re.IGNORECASE,
-)  # fmt: skip
-SAID = re.compile(  # `Loss is nan, stopping training`: a line without a step, often the last one
-    r"\bloss(?: value)? (?:is|was|became|has become|turned|=)(?: now)? (?:nan|[-+]?inf|not finite|non-?finite)\b"
-    r"|\b(?:nan|inf|infinite|non-?finite)(?: or inf)? (?:train(?:ing)? )?loss\b", re.IGNORECASE,
-)  # fmt: skip
-OTHER_LOSS = re.compile(rf"\b(?!value)(?:{EVAL_WORDS})\w*[_ /-]*loss\b|\bvl:|\btel:", re.IGNORECASE)
-EVALUATION = re.compile(rf"(?:^|[\s\[({{|])(?:{EVAL_WORDS})(?:[\s\])}}:|(]|$)", re.IGNORECASE)
+MOST_SEEN = 40
 COUNT_WITHIN = re.compile(  # `Train loss 120 0.53`: the step comes first
     r"\bloss (\d+) (?=[-+]?(?:\d+\.\d|nan|inf))", re.IGNORECASE
 )
 NUMBER_FIRST = re.compile(rf"({NUMBER}) (avg loss|loss|rate)(?=,)")  # `0.53, 0.61 avg loss, 0.001 rate,`
-STAMP = re.compile(r"(\d{4}-\d\d-\d\d)[ T](\d\d:\d\d:\d\d)")
 RANK_FIRST = re.compile(
     r"^(?:\[default(\d+)\]:?|\(\w+ pid=(\d+)[^)]*\)|\[?rank[ _:=]?(\d+)\]?:?|(?P<first>\d+):(?!\d\d:\d\d)"
     r"|\[\d+,(\d+)\]<std\w+>:?) ?", re.IGNORECASE,
 )
 OURS = re.compile(r"chronicle(?: guard)?: | {6}(?:expected|found|where|likely): ")  # what chronicle says itself is no metric
-RANK = re.compile(r"\[default(\d+)\]|\[?\brank[ _:=]*(\d+)\b\]?|\bDP=(\d+)\|", re.IGNORECASE)
 
-EPOCH = re.compile(rf"\bepoch(?:s)?\s*[:=\[]?\s*{COUNT}", re.IGNORECASE)  # the last resort
-LEADS = re.compile(rf"\s*{COUNT}(?:\s*[:|]\s|/\d+(?=[ ,;:])(?!\s*\[))")  # a line that begins with its step: `120 | loss 0.53`
-ANNOUNCED = re.compile(
-    r"(?<![\w/.])(?:learning iteration\s+|(?:global[_ ]?step|iteration|step|completed step)\s*[:=]?\s*(?!\d[\d,]*\s*[/%]))"
-    + COUNT, re.IGNORECASE,
-)  # fmt: skip
-EPOCH_LINE = re.compile(  # a line that says which epoch begins, and nothing else
-    r"(?:^|[\s:>|\]=*#-])(?:start(?:ing)? )?epoch\s*[:#=]?\s*(?P<at>\d+)(?:\s*(?:/|of)\s*\d+)?\s*[:.=*#-]*\s*$", re.IGNORECASE
-)
-OTHER_EPOCH = re.compile(  # not that
-    r"\b(?:best|from|after|until|end|resum|load|sav|restor|checkpoint|eval|valid|test)", re.IGNORECASE
-)
 STEP_BEFORE = re.compile(r"(?:\b|_)(?:step|batch|iter|iteration)\s*[=:#]?\s*(\d[\d,]*)", re.IGNORECASE)
 KEY_BEFORE = re.compile(r"(\w+):\s*$")
-EPOCH_MEAN = re.compile(r"\| train \| epoch \d+ \|")  # fairseq: where single steps are printed too, no point of its own
 TOUCHES_END = re.compile(r"[\w.,+-]+$")  # of a cut line: it may go on behind the cut
 SAME = 5e-4  # of a number: three digits of it
 OTHERS_AT_MOST = 20  # lines in a row by another counter
@@ -99,7 +66,7 @@ class PrintedLines:
         self._form: Collection[str] = ()  # the names of the line that began it
         self._recent: deque[int] = deque(maxlen=RECENT_STEPS)
         self._rank: str | None = None
-        self._loss: Point | None = None  # the last step with a loss, and this loss as NaN
+        self._loss: tuple[int, str] | None = None  # the last step with a loss, and the name of this
         self._announced: int | None = None  # the step of a line without values: those of the lines below it
         self._told: set[str] = set()  # the names found below it
         self._held: dict[str, float] | None = None  # below a line that names an epoch: what waits for a loss
@@ -110,6 +77,8 @@ class PrintedLines:
         self._last_step: int | None = None
         self._others = 0  # lines since then that name another
         self._forms = [form() for form in FORMS]
+        self._shapes = Shapes()
+        self._channels: dict[str, str] = {}
         self._inner = False
         self._epochs = EpochSteps()
         self._owners: dict[str, str] = {}
@@ -184,27 +153,28 @@ class PrintedLines:
             if found is not None or self._heard is not None or not ranked["first"] or not self._is_count(int(ranked["first"])):
                 return found
         line = line.replace("'s ", "-")  # LightGBM: "training's binary_logloss"
-        if "loss " in line or "loss," in line:
-            line = NUMBER_FIRST.sub(r"\2: \1", COUNT_WITHIN.sub(r"step \1 loss ", line))
-        whole, line = line, PREFIX.sub("", line, count=1) if line[:1] in "0123456789[ADFJMNOS" else line
+        if "loss " in line:
+            line = COUNT_WITHIN.sub(r"step \1 loss ", line)
+        if "loss," in line:
+            line = NUMBER_FIRST.sub(r"\2: \1", line)
+        shape = self._shapes.of(line)
+        plain = line[shape.plain :] if shape.plain else line
         if self._named_by:
-            asked = self._parse_asked(line)
+            asked = self._parse_asked(line, shape)
             if asked is not None:
                 return asked
         for form in self._forms:
-            known = form.feed(line)
+            known = form.feed(plain)
             if known is not None:
-                return Point(0, known.step, _time(line), self._named(known.values)) if _tells(known.values) else None
-        begins = EPOCH_LINE.search(line)
-        if begins is not None and OTHER_EPOCH.search(line) is None:
-            return self._begin_epoch(int(begins["at"]))
-        plain, line = line, whole
-        if not any(hint in line for hint in HINTS):
-            self._announce(plain)
+                return Point(0, known.step, shape.time_in(line), self._named(known.values)) if _tells(known.values) else None
+        if shape.begins_epoch is not None:
+            return self._begin_epoch(int(line[shape.begins_epoch]))
+        if not shape.is_hinted:
+            self._announce(line, shape)
             return None
-        if self._is_other_rank(line):
+        if self._is_other_rank(line, shape):
             return None
-        return self._parse_plain(line, plain)
+        return self._parse_plain(line, shape)
 
     def _is_count(self, number: int) -> bool:
         """Whether the number that lines begin with, and no rank was told by, counts: it rises from line to line."""
@@ -212,17 +182,21 @@ class PrintedLines:
         self._falls = self._falls or not rises
         return not self._falls
 
-    def _parse_asked(self, line: str) -> Point | None:
+    def _parse_asked(self, line: str, shape: Shape) -> Point | None:
         """Read the names that a person gave (`name: value`, `name=value`, `name value`) and what else is known."""
         found = {}
         for name in self._named_by:
             at = re.search(rf"(?<![\w./]){re.escape(name)}\s*[:=]?\s*{VALUE}", line)
             if at is not None:
                 found[name] = number_of_text(at["value"], at["unit"])
-        count = found.pop(self._step, None) if self._step is not None else find_step(line, self._epochs)[1]
+        if self._step is not None:
+            count = found.pop(self._step, None)
+        else:
+            counter = find_counter(line)
+            count = None if counter is None else counter.step_in(line, self._epochs)
         if not found or count is None or count != int(count):
             return None
-        return Point(0, int(count), _time(line), {**self._named(fields_in(line, self.names)), **found})
+        return Point(0, int(count), shape.time_in(line), {**self._named(fields_in(line)), **found})
 
     def _parse_ranked(self, rank: str, line: str) -> Point | None:
         """Read a line that began with its rank; what other ranks print of the same steps is left out."""
@@ -235,47 +209,56 @@ class PrintedLines:
             self._heard = rank
         return found
 
-    def _parse_plain(self, line: str, plain: str) -> Point | None:
+    def _parse_plain(self, line: str, shape: Shape) -> Point | None:
         if "{" in line:
-            point = _parse_braces(line, self._counted, self._epochs)
+            point = _parse_braces(line, shape, self._counted, self._epochs)
             if point is not None and (point.values or self._counted > 0):
                 return point
-        if "\t" not in line and EVALUATION.search(line) and not re.search(r"\btrain(?!\w*\.py)", line, re.IGNORECASE):
+        self._inner = self._inner or shape.is_inner
+        if shape.is_evaluation or (self._inner and shape.is_epoch_mean):
             return None
-        self._inner = self._inner or "| train_inner |" in line
-        if self._inner and EPOCH_MEAN.search(line):
+        if len(self.names) < MOST_SEEN:
+            self.names.update(dict.fromkeys(shape.names))
+        if self._is_epoch_mean(shape):
             return None
-        if OTHER_LOSS.search(line) and not re.search(r"\bepoch\b", line, re.IGNORECASE):
-            return None
-        counter, found = find_step(line, self._epochs)
-        counted = found is not None
-        if found is None and (leads := LEADS.match(plain)) is not None:
-            found = self._epochs.plain(whole(leads["at"]))
-        values = fields_in(line, self.names)
-        loss = next((name for name in values if role_of(name) is Role.LOSS), None)
-        told = loss is not None or any(role_of(name) is Role.SOURCE for name in values)
-        if counted:
-            found = self._by_one_counter(counter, found, told=told)
-        if counted and told:
-            self._finer, self._since = self._finer + 1, self._since + 1
-        elif found is None and (epoch := EPOCH.search(line)) is not None:
-            if self._finer and (self._since or not told):  # the mean of an epoch whose steps are printed
-                self._since = 0 if told else self._since
-                return None
-            found = self._epochs.plain(whole(epoch["at"]))
-        blank = loss is None and self._loss is not None and BLANK.search(line) is not None
-        if blank:
-            values = fields_in(BLANK.sub(" ", line), self.names)
+        found = self._step_of(line, shape)
+        values = shape.values_in(line)
+        blank = shape.is_blank and self._loss is not None
         if found is None:
-            return self._loss if self._loss is not None and SAID.search(line) else self._below(values)
-        if not blank and not _tells(values):
-            self._announce(line)
+            return self._lost() if shape.says_lost and self._loss is not None else self._below(values)
+        if not blank and not shape.tells:
+            self._announce(line, shape)
             return None
         self._announced = None
-        named = self._named(values)
-        if loss is not None:
-            self._loss = Point(0, found, None, dict.fromkeys(self._named({loss: 0.0}), math.nan))
-        return Point(0, found, _time(line), named)
+        if shape.loss is not None:
+            self._loss = (found, shape.loss)
+        return Point(0, found, shape.time_in(line), self._named(values))
+
+    def _lost(self) -> Point | None:
+        """The last step with a loss, and this loss as NaN."""
+        if self._loss is None:
+            return None
+        step, name = self._loss
+        return Point(0, step, None, self._named({name: math.nan}))
+
+    def _is_epoch_mean(self, shape: Shape) -> bool:
+        """Whether this is the mean of an epoch whose steps are printed: it names an epoch, and no step."""
+        if shape.counter is not None or shape.leads is not None or shape.epoch is None or not self._finer:
+            return False
+        is_mean = self._since > 0 or not shape.measures
+        self._since = 0 if shape.measures else self._since
+        return is_mean
+
+    def _step_of(self, line: str, shape: Shape) -> int | None:
+        """The step by the counter that the line names, by the number that it begins with, or by its epoch."""
+        if shape.counter is not None:
+            step = shape.counter.step_in(line, self._epochs)
+            if shape.measures:
+                self._finer, self._since = self._finer + 1, self._since + 1
+            return self._by_one_counter(shape.counter.place, step, told=shape.measures)
+        if shape.leads is not None:
+            return self._epochs.plain(whole(line[shape.leads]))
+        return None if shape.epoch is None else self._epochs.plain(whole(line[shape.epoch]))
 
     def _by_one_counter(self, counter: int | None, step: int | None, *, told: bool) -> int | None:
         """The step by the counter of the first line with a loss: a line that counts by another one is of the last step.
@@ -308,11 +291,10 @@ class PrintedLines:
         first, self._first_epoch = self._first_epoch, None
         return None if self._finer else first
 
-    def _announce(self, line: str) -> None:
+    def _announce(self, line: str, shape: Shape) -> None:
         """Remember the step of a line that holds nothing else, as a header does: values may stand in the lines below it."""
-        found = None if EVALUATION.search(line) else ANNOUNCED.search(line)
-        if found is not None:
-            self._announced, self._told, self._held = whole(found["at"]), set(), None
+        if shape.announced is not None:
+            self._announced, self._told, self._held = whole(line[shape.announced]), set(), None
 
     def _below(self, values: Mapping[str, float]) -> Point | None:
         """The part of a point that stands in a line without a step, below the line that named it; each name once."""
@@ -335,22 +317,25 @@ class PrintedLines:
         return Point(0, self._announced, None, self._named(values)) if _tells(values) else None
 
     def _named(self, values: Mapping[str, float]) -> dict[str, float]:
-        """Give each name one channel: `lm loss` is `loss`, unless another name of this log is."""
-        named: dict[str, float] = {}
-        for tag, value in values.items():
-            channel = canonical_name(tag)
-            owner = self._owners.setdefault(channel, tag)
-            named[channel if owner == tag else tag if self._owners.setdefault(tag, tag) == tag else f"{tag} (2)"] = value
-        return named
+        """Give each name one channel."""
+        channels = self._channels
+        return {channels.get(tag) or self._channel(tag): value for tag, value in values.items()}
 
-    def _is_other_rank(self, line: str) -> bool:
+    def _channel(self, tag: str) -> str:
+        """The channel of a name: `lm loss` is `loss`, unless another name of this log is."""
+        channel = canonical_name(tag)
+        if self._owners.setdefault(channel, tag) != tag:
+            channel = tag if self._owners.setdefault(tag, tag) == tag else f"{tag} (2)"
+        self._channels[tag] = channel
+        return channel
+
+    def _is_other_rank(self, line: str, shape: Shape) -> bool:
         """Whether another rank than the first one seen printed this line."""
-        found = RANK.search(line)
-        if found is None:
+        if shape.rank is None:
             return False
-        rank = next(part for part in found.groups() if part is not None)
-        if self._rank is None and find_step(line, EpochSteps())[1] is not None:
-            self._rank = rank if _tells(fields_in(line)) else None
+        rank = line[shape.rank]
+        if self._rank is None and shape.counter is not None and shape.tells:
+            self._rank = rank
         return self._rank is not None and rank != self._rank
 
 
@@ -367,7 +352,7 @@ def _is_judged(values: Mapping[str, float]) -> bool:
     return any(role_of(name) in JUDGED for name in values)
 
 
-def _parse_braces(line: str, counted: int, epochs: EpochSteps) -> Point | None:
+def _parse_braces(line: str, shape: Shape, counted: int, epochs: EpochSteps) -> Point | None:
     """Parse a record inside a line: Trainer's dictionaries, JSON behind a prefix (fairseq), MLPerf's records."""
     start, end = line.find("{"), line.rfind("}")
     text = line[start : end + 1]
@@ -393,7 +378,7 @@ def _parse_braces(line: str, counted: int, epochs: EpochSteps) -> Point | None:
     if point.counted and before is None and point.values and not _is_judged(dict.fromkeys(map(str, record), 0.0)):
         return None  # a setting: a line without a step makes one only where it holds a loss
     named = {canonical_name(name): value for name, value in point.values.items()}
-    return point._replace(time=_time(line), values=named, counted=point.counted and before is None)
+    return point._replace(time=shape.time_in(line), values=named, counted=point.counted and before is None)
 
 
 def _parse_mlperf(record: Mapping[str, Any]) -> Point | None:
@@ -410,15 +395,3 @@ def _parse_mlperf(record: Mapping[str, Any]) -> Point | None:
         return None
     stamp = record.get("time_ms")
     return Point(0, int(found), stamp / 1000 if isinstance(stamp, int | float) else None, values)
-
-
-def _time(line: str) -> float | None:
-    """Return the time stamp of a line in seconds since the epoch, read as UTC; only differences are used."""
-    stamp = STAMP.search(line)
-    if stamp is None:
-        return None
-    try:
-        moment = datetime.datetime.fromisoformat(f"{stamp[1]}T{stamp[2]}+00:00")
-    except ValueError:
-        return None
-    return moment.timestamp()

@@ -15,10 +15,11 @@ NON_FINITE_TEXT = re.compile(rf"\s*[-+]?(?:(?:{NOT_A_NUMBER})|(?P<infinite>{INFI
 
 def number_of_text(text: str, unit: str | None) -> float:
     """Return the number that `NUMBER` matched, times its unit."""
-    number = non_finite(text)
-    if number is not None:
-        return number
-    return float(text.replace(",", "")) * (UNITS[unit.upper()] if unit else 1.0)
+    try:
+        number = float(text.replace(",", ""))
+    except ValueError:
+        return non_finite(text) or math.nan
+    return number * UNITS[unit.upper()] if unit else number
 
 
 def non_finite(text: str) -> float | None:

@@ -1,0 +1,162 @@
+"""What a printed line says, apart from its numbers: found once for each shape of a line.
+
+A trainer prints one line again and again, with other numbers. The shape of a line is the line with `0` in place of each digit.
+A line is taken apart by regular expressions where its shape is new; what that finds is places in the line, and the numbers of
+the next line of this shape stand at the same places.
+"""
+
+from __future__ import annotations
+
+import datetime
+import re
+from typing import NamedTuple
+
+from chronicle.metrics.counters import COUNT, Counter, RoundedCounter, find_counter
+from chronicle.metrics.fields import Field, find_fields
+from chronicle.metrics.text import PREFIX
+from rollback.channels import EVAL_WORDS, HINTS, TELLING, Role, printed_names, role_of
+
+BLANK = re.compile(  # a loss that was written and is no number
+    rf"(?<![\w/])(?:(?:train|training)[ _])?(?:{printed_names()})(?![\w/-])(?:\s*[:=]\s*|\s+(?:is\s+)?)"
+    r"['\"]?(?:none|null|nil|n/?a|<na>|skipped|-{2,}|\*{2,})(?![\w.-])['\"]?", re.IGNORECASE,
+)  # fmt: skip
+SAID = re.compile(  # `Loss is nan, stopping training`: a line without a step, often the last one
+    r"\bloss(?: value)? (?:is|was|became|has become|turned|=)(?: now)? (?:nan|[-+]?inf|not finite|non-?finite)\b"
+    r"|\b(?:nan|inf|infinite|non-?finite)(?: or inf)? (?:train(?:ing)? )?loss\b", re.IGNORECASE,
+)  # fmt: skip
+OTHER_LOSS = re.compile(rf"\b(?!value)(?:{EVAL_WORDS})\w*[_ /-]*loss\b|\bvl:|\btel:", re.IGNORECASE)
+EVALUATION = re.compile(rf"(?:^|[\s\[({{|])(?:{EVAL_WORDS})(?:[\s\])}}:|(]|$)", re.IGNORECASE)
+TRAINING = re.compile(r"\btrain(?!\w*\.py)", re.IGNORECASE)
+EPOCH_WORD = re.compile(r"\bepoch\b", re.IGNORECASE)
+STAMP = re.compile(r"(\d{4}-\d\d-\d\d)[ T](\d\d:\d\d:\d\d)")
+RANK = re.compile(r"\[default(\d+)\]|\[?\brank[ _:=]*(\d+)\b\]?|\bDP=(\d+)\|", re.IGNORECASE)
+EPOCH = re.compile(rf"\bepoch(?:s)?\s*[:=\[]?\s*{COUNT}", re.IGNORECASE)  # the last resort
+LEADS = re.compile(rf"\s*{COUNT}(?:\s*[:|]\s|/\d+(?=[ ,;:])(?!\s*\[))")  # a line that begins with its step: `120 | loss 0.53`
+ANNOUNCED = re.compile(
+    r"(?<![\w/.])(?:learning iteration\s+|(?:global[_ ]?step|iteration|step|completed step)\s*[:=]?\s*(?!\d[\d,]*\s*[/%]))"
+    + COUNT, re.IGNORECASE,
+)  # fmt: skip
+EPOCH_LINE = re.compile(  # a line that says which epoch begins, and nothing else
+    r"(?:^|[\s:>|\]=*#-])(?:start(?:ing)? )?epoch\s*[:#=]?\s*(?P<at>\d+)(?:\s*(?:/|of)\s*\d+)?\s*[:.=*#-]*\s*$", re.IGNORECASE
+)
+OTHER_EPOCH = re.compile(  # not that
+    r"\b(?:best|from|after|until|end|resum|load|sav|restor|checkpoint|eval|valid|test)", re.IGNORECASE
+)
+EPOCH_MEAN = re.compile(r"\| train \| epoch \d+ \|")  # fairseq: where single steps are printed too, no point of its own
+SAME_DIGIT = bytes.maketrans(b"123456789", b"0" * 9)
+MOST_SHAPES = 2048
+
+
+class Shape(NamedTuple):
+    """What lines of one shape say. A slice is where a number stands in the line; None where there is none."""
+
+    plain: int  # the line begins here, behind time and host
+    digits: tuple[tuple[slice, str], ...]  # what stands there belongs to a name: another digit is another shape
+    begins_epoch: slice | None = None
+    announced: slice | None = None  # the step of a line that may hold nothing else
+    is_hinted: bool = False  # without that nothing below was looked for
+    rank: slice | None = None
+    stamp: slice | None = None
+    is_evaluation: bool = False
+    is_inner: bool = False
+    is_epoch_mean: bool = False
+    counter: Counter | RoundedCounter | None = None
+    leads: slice | None = None
+    epoch: slice | None = None
+    fields: tuple[Field, ...] = ()  # those with a known name, each name's first
+    names: tuple[str, ...] = ()  # all that were seen
+    loss: str | None = None  # the name of the loss among the fields
+    tells: bool = False  # one of them makes a line a step
+    measures: bool = False  # a loss, or a part of one
+    is_blank: bool = False  # a loss is named, and no number
+    says_lost: bool = False
+
+    def values_in(self, line: str) -> dict[str, float]:
+        """The numbers of a line of this shape by their known names."""
+        return {field.known: field.number_in(line) for field in self.fields if field.known is not None}
+
+    def time_in(self, line: str) -> float | None:
+        """The time stamp of a line in seconds since the epoch, read as UTC; only differences are used."""
+        return None if self.stamp is None else time_of(line[self.stamp])
+
+
+class Shapes:
+    """The shapes that were seen, the newest of them."""
+
+    def __init__(self) -> None:
+        self._known: dict[bytes, Shape] = {}
+
+    def of(self, line: str) -> Shape:
+        """The shape of a line."""
+        key = line.encode("utf-8", "surrogatepass").translate(SAME_DIGIT)
+        shape = self._known.get(key)
+        if shape is None or any(line[at] != text for at, text in shape.digits):
+            if len(self._known) >= MOST_SHAPES:
+                self._known.clear()
+            shape = self._known[key] = find_shape(line)
+        return shape
+
+
+def find_shape(line: str) -> Shape:
+    """Take a line apart."""
+    prefix = PREFIX.match(line)
+    start = 0 if prefix is None else prefix.end()
+    begins = EPOCH_LINE.search(line, max(0, start - 1))  # with the blank before it
+    is_evaluation = EVALUATION.search(line) is not None
+    stamp = STAMP.search(line)
+    stamped = None if stamp is None else slice(*stamp.span())
+    if begins is not None and OTHER_EPOCH.search(line, start) is None:
+        return Shape(start, (), begins_epoch=slice(*begins.span("at")))
+    announced = None if is_evaluation else _place(ANNOUNCED.search(line, start))
+    if not any(hint in line for hint in HINTS):
+        return Shape(start, (), stamp=stamped, announced=announced)
+    found = find_fields(line)
+    is_blank = False
+    if not any(field.known is not None and role_of(field.known) is Role.LOSS for field in found):
+        without = BLANK.sub(lambda blank: " " * len(blank[0]), line)
+        is_blank = without != line
+    fields = {field.known: field for field in reversed(find_fields(without) if is_blank else found) if field.known is not None}
+    fields = dict(reversed(fields.items()))
+    roles = {name: role_of(name) for name in fields}
+    rank = RANK.search(line)
+    is_other = is_evaluation and "\t" not in line and TRAINING.search(line) is None
+    is_other = is_other or (OTHER_LOSS.search(line) is not None and EPOCH_WORD.search(line) is None)
+    return Shape(
+        start,
+        tuple((slice(at, at + len(field.name)), field.name) for field in found if (at := _digits_in(line, field)) is not None),
+        announced=announced,
+        is_hinted=True,
+        rank=None if rank is None else slice(*next(rank.span(group) for group in (1, 2, 3) if rank[group])),
+        stamp=stamped,
+        is_evaluation=is_other,
+        is_inner="| train_inner |" in line,
+        is_epoch_mean=EPOCH_MEAN.search(line) is not None,
+        counter=find_counter(line),
+        leads=_place(LEADS.match(line, start)),
+        epoch=_place(EPOCH.search(line)),
+        fields=tuple(fields.values()),
+        names=tuple(field.name for field in found),
+        loss=next((name for name, role in roles.items() if role is Role.LOSS), None),
+        tells=any(role in TELLING for role in roles.values()),
+        measures=any(role in (Role.LOSS, Role.SOURCE) for role in roles.values()),
+        is_blank=is_blank,
+        says_lost=SAID.search(line) is not None,
+    )
+
+
+def _place(found: re.Match[str] | None) -> slice | None:
+    return None if found is None else slice(*found.span("at"))
+
+
+def _digits_in(line: str, field: Field) -> int | None:
+    """Where a name with a digit begins."""
+    has_digit = any(letter.isdigit() for letter in field.name)
+    return line.rindex(field.name, 0, field.begin) if has_digit else None
+
+
+def time_of(stamp: str) -> float | None:
+    """The seconds of `2026-01-02 03:04:05`; None where that is no date."""
+    try:
+        return datetime.datetime.fromisoformat(f"{stamp[:10]}T{stamp[11:]}+00:00").timestamp()
+    except ValueError:
+        return None
