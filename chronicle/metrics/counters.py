@@ -26,7 +26,8 @@ COUNTERS: tuple[tuple[re.Pattern[str], int, bool], ...] = tuple(
         (rf"\bepoch\s*\[(?P<epoch>\d+)\]\s*,?\s*\[?(?:batch|iter|step)\s*\[?{COUNT}\]", 0),
         (rf"\bepoch:\s*\[(?P<epoch>\d+)(?:/\d+)?\]\s*\[\s*{COUNT}\s*/\s*(?P<of>\d+)", 0),
         (rf"\biter(?:\(\w+\))?\s*\[\s*{COUNT}\s*/\s*\d+", 0),
-        (rf"\btrain(?:ing)?(?: epoch)?:?\s*(?P<epoch>\d+)\s*\[\s*{COUNT}\s*/\s*(?P<of>\d+)", 0),
+        (rf"\btrain(?:ing)?:?\s*(?P<epoch>\d+)\s*\[\s*{COUNT}\s*/\s*(?P<of>\d+)", 0),
+        (rf"\btrain(?:ing)? epoch:?\s*(?P<epoch>\d+)\s*\[\s*{COUNT}\s*/\s*(?P<of>\d+)", 1),
         (rf"\btrain(?:ing)?:?\s*(?P<epoch>\d+)/\d+\s*(?:\(\s*\d+%\)\s*)?\[\s*{COUNT}\s*/\s*(?P<of>\d+)", 1),
         (rf"\bepoch:?\s*(?P<epoch>\d+)\s[^|]*\[(?:iteration|iter|step)\s*{COUNT}\]", 0),  # BigDL names it beside its samples
         (rf"\bepoch:?\s*(?P<epoch>\d+)\s*[|:,]?\s+{COUNT}\s*/\s*(?P<of>\d+)(?!\s*\[)", 1),
@@ -40,7 +41,8 @@ COUNTERS: tuple[tuple[re.Pattern[str], int, bool], ...] = tuple(
             0,
         ),
         (
-            r"(?<![\w/.])(?:iteration|iter|train[_ ]step|completed step|step|batch|update|Up\.|s(?=\s*[:=]))"
+            r"(?<![\w/.])(?:iteration|iter|train[_ ]step|completed step|step|batch|update|Up\.|s(?=\s*[:=])"
+            r"|loss(?= \d+ [-+]?(?:\d+\.\d|nan|inf)))"
             r"['\"]?\s*(?::\s*|=\s*|\s+)?" + COUNT, 0,
         ),
         (rf"\d+%\|.*?\|\s*{COUNT}\s*/\s*\d+\s*\[.*?\bepoch\s*[:=]\s*(?P<epoch>\d+)", 0),

@@ -11,8 +11,6 @@ accepted; where several ranks print, the first one counts. A number that touches
 
 from __future__ import annotations
 
-import ast
-import json
 import math
 import re
 from collections import deque
@@ -23,17 +21,13 @@ from chronicle.metrics.counters import EpochSteps, find_counter, whole
 from chronicle.metrics.fields import VALUE, fields_in
 from chronicle.metrics.forms import FORMS
 from chronicle.metrics.log import Point
-from chronicle.metrics.numbers import NUMBER, number_in, number_of_text
-from chronicle.metrics.records import point_of_record
+from chronicle.metrics.numbers import number_in, number_of_text
+from chronicle.metrics.records import object_in, point_of_record
 from chronicle.metrics.shapes import Shape, Shapes
-from chronicle.metrics.text import ANSI
+from chronicle.metrics.text import ANSI, WRAPPED
 from rollback.channels import JUDGED, TELLING, Role, canonical_name, role_of
 
 MOST_SEEN = 40
-COUNT_WITHIN = re.compile(  # `Train loss 120 0.53`: the step comes first
-    r"\bloss (\d+) (?=[-+]?(?:\d+\.\d|nan|inf))", re.IGNORECASE
-)
-NUMBER_FIRST = re.compile(rf"({NUMBER}) (avg loss|loss|rate)(?=,)")  # `0.53, 0.61 avg loss, 0.001 rate,`
 RANK_FIRST = re.compile(
     r"^(?:\[default(\d+)\]:?|\(\w+ pid=(\d+)[^)]*\)|\[?rank[ _:=]?(\d+)\]?:?|(?P<first>\d+):(?!\d\d:\d\d)"
     r"|\[\d+,(\d+)\]<std\w+>:?) ?", re.IGNORECASE,
@@ -142,6 +136,8 @@ class PrintedLines:
         """Return what one line adds: a point, or the part of one."""
         if "\x1b" in line:
             line = ANSI.sub("", line)
+        if line.startswith(WRAPPED):
+            line = str((object_in(line.strip()) or {}).get("log", line))
         whole_line = line.rstrip("\r\n")
         line = TOUCHES_END.sub("", line) if whole_line == line else whole_line
         if OURS.match(line) is not None:
@@ -153,10 +149,6 @@ class PrintedLines:
             if found is not None or self._heard is not None or not ranked["first"] or not self._is_count(int(ranked["first"])):
                 return found
         line = line.replace("'s ", "-")  # LightGBM: "training's binary_logloss"
-        if "loss " in line:
-            line = COUNT_WITHIN.sub(r"step \1 loss ", line)
-        if "loss," in line:
-            line = NUMBER_FIRST.sub(r"\2: \1", line)
         shape = self._shapes.of(line)
         plain = line[shape.plain :] if shape.plain else line
         if self._named_by:
@@ -356,15 +348,8 @@ def _parse_braces(line: str, shape: Shape, counted: int, epochs: EpochSteps) -> 
     """Parse a record inside a line: Trainer's dictionaries, JSON behind a prefix (fairseq), MLPerf's records."""
     start, end = line.find("{"), line.rfind("}")
     text = line[start : end + 1]
-    record: Any = None
-    try:
-        record = json.loads(text)
-    except (ValueError, RecursionError):
-        try:
-            record = ast.literal_eval(text.replace(": nan", ": 'nan'").replace(": inf", ": 'inf'"))
-        except (ValueError, SyntaxError, MemoryError, RecursionError):
-            return None
-    if not isinstance(record, dict):
+    record = object_in(text)
+    if record is None:
         return None
     if "event_type" in record and "key" in record:
         return _parse_mlperf(record)

@@ -14,7 +14,7 @@ from contextlib import closing, contextmanager
 from pathlib import Path
 
 from chronicle.errors import UsageProblem
-from chronicle.metrics.log import Point, gather
+from chronicle.metrics.log import Point, join_steps, number_rows, points_of_launches
 
 SQLITE_HEAD = b"SQLite format 3\0"
 LOCK_SECONDS = 5.0  # how long a writer of the database is waited for
@@ -88,12 +88,8 @@ def read_database(path: Path, run: str | None) -> Iterator[Point]:
     """Yield the points of one run of a SQLite store; raises WhichRun when it holds several and none is named."""
     with open_store(path, *NO_STORE) as store:
         members = _members(path, store, run)
-        measured = [list(_measured(store, member)) for member in members]
-    row = 0
-    for number, rows in enumerate(measured):
-        for point in points_of(rows):
-            yield point._replace(row=row, launch=number if len(members) > 1 else None)
-            row += 1
+        launches = [list(points_of(_measured(store, member))) for member in members]
+    yield from number_rows(points_of_launches(launches))
 
 
 def list_mlflow_runs(path: Path) -> dict[str, str]:
@@ -135,4 +131,5 @@ def _members(path: Path, store: sqlite3.Connection, run: str | None) -> list[str
 def points_of(measured: Iterable[Measurement]) -> Iterator[Point]:
     """Yield one point per step in the order of measurement, so that a rewind stays a rewind."""
     in_time = sorted(measured, key=lambda item: (item[1], item[0]))
-    yield from gather((step, seconds, {name: value}) for step, seconds, name, value in in_time)
+    points = (Point(0, step, seconds, {name: value}) for step, seconds, name, value in in_time)
+    return number_rows(join_steps(points))

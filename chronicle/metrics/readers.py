@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from pathlib import Path
@@ -20,21 +20,20 @@ from typing import Any
 
 from chronicle.errors import UsageProblem
 from chronicle.metrics.lines import PrintedLines
-from chronicle.metrics.log import ATTEMPT_MARK, Point, parse_line, read_metrics
+from chronicle.metrics.log import ATTEMPT_MARK, Point, join_steps, number_rows, parse_line, read_metrics
 from chronicle.metrics.mlflow_log import SQLITE_HEAD, is_file_store_run, read_database, read_file_store, split_store
 from chronicle.metrics.numbers import number_in
 from chronicle.metrics.records import (
-    JsonLines,
+    RecordLines,
     TableLines,
     find_header,
-    join_steps,
     read_csv,
     read_document,
     read_json_lines,
 )
 from chronicle.metrics.run_tables import read_runs_of_table
 from chronicle.metrics.tensorboard_log import is_event_file, read_event_files
-from chronicle.metrics.text import ANSI, encoding_of, is_gzip, log_lines, read_head
+from chronicle.metrics.text import ANSI, WRAPPED, encoding_of, is_gzip, log_lines, read_head
 from chronicle.metrics.trackio_log import is_trackio_database, read_trackio
 from chronicle.metrics.wandb_log import HEAD as WANDB_HEAD
 from chronicle.metrics.wandb_log import read_wandb, wandb_files
@@ -205,7 +204,7 @@ def form_of(path: Path, reading: LogReading = PLAIN) -> str:
         return "trackio" if is_trackio_database(store) else "MLflow"
     if path.is_dir():
         return "MLflow" if is_file_store_run(path) else "W&B" if wandb_files(path) else "TensorBoard"
-    head = read_head(path)
+    head = read_head(path).lstrip()
     if head.startswith(SQLITE_HEAD):
         return "trackio" if is_trackio_database(path) else "MLflow"
     if head.startswith(WANDB_HEAD):
@@ -214,7 +213,7 @@ def form_of(path: Path, reading: LogReading = PLAIN) -> str:
         return "TensorBoard"
     if _is_one_document(path, head):
         return "JSON"
-    if head.lstrip().startswith(b"{") and _is_json_line(head):
+    if head.startswith(b"{") and not head.startswith(WRAPPED.encode()) and _is_json_line(head):
         return "metrics.jsonl" if _is_ours(head) and not is_gzip(path) else "JSONL"
     if _is_table(head, reading.names):
         return "table"
@@ -272,8 +271,7 @@ def _read_text(path: Path, seen: dict[str, None], reading: LogReading) -> Iterat
 def _read_taught(path: Path, pattern: re.Pattern[str]) -> Iterator[Point]:
     """Yield the points of the lines that a taught format matches."""
     points = (point for line in log_lines(path) if (point := parse_taught(line, pattern)) is not None)
-    for row, point in enumerate(join_steps(points)):
-        yield point._replace(row=row)
+    return number_rows(join_steps(points))
 
 
 def parse_taught(line: str, pattern: re.Pattern[str]) -> Point | None:
@@ -289,32 +287,36 @@ def parse_taught(line: str, pattern: re.Pattern[str]) -> Point | None:
 
 
 class AnyLine:
-    """Parse a growing log of any format that is written line by line: JSON, a table, printed lines, a taught format."""
+    """Parse a growing log of any format that is written line by line: JSON, a table, printed lines, a taught format.
+
+    The reader that knew the line before is asked first.
+    """
 
     def __init__(self, reading: LogReading = PLAIN) -> None:
-        self._table, self._json = TableLines(reading.step, reading.names), JsonLines(reading.step)
-        self._pattern = reading.pattern
-        self._printed = PrintedLines(step=reading.step, named=reading.names)
+        pattern, printed = reading.pattern, PrintedLines(step=reading.step, named=reading.names)
+
+        def read_printed(line: str) -> Point | None:
+            point = printed.parse(line)
+            if point is not None:
+                printed.passed(point.step)
+            return point
+
+        self._readers: list[Callable[[str], Point | None]] = [
+            RecordLines(reading.step), TableLines(reading.step, reading.names), read_printed,
+        ]  # fmt: skip
+        if pattern is not None:
+            self._readers = [lambda line: parse_taught(line, pattern)]
 
     def __call__(self, line: bytes, row: int) -> Point | None:
-        text = line.decode("utf-8", errors="replace") + "\n"
-        if self._pattern is not None:
-            return _with_row(parse_taught(text, self._pattern), row)
-        if line.lstrip()[:1] == b"{":
-            point = parse_line(line, row) or self._json(line, row)
-            if point is not None:
-                return point
-        point = self._table(line, row)
-        if point is not None and point.values:
-            return point
-        printed = self._printed.parse(text)
-        if printed is not None:
-            self._printed.passed(printed.step)
-        return point if printed is None else printed._replace(row=row)
-
-
-def _with_row(point: Point | None, row: int) -> Point | None:
-    return None if point is None else point._replace(row=row)
+        text, empty = line.decode("utf-8", errors="replace") + "\n", None
+        for reader in self._readers:
+            point = reader(text)
+            if point is not None and point.values:
+                self._readers.remove(reader)
+                self._readers.insert(0, reader)
+                return point._replace(row=row)
+            empty = point or empty  # a row whose loss is no number
+        return None if empty is None else empty._replace(row=row)
 
 
 # --- What was read

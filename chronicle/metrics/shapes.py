@@ -32,8 +32,9 @@ STAMP = re.compile(r"(\d{4}-\d\d-\d\d)[ T](\d\d:\d\d:\d\d)")
 RANK = re.compile(r"\[default(\d+)\]|\[?\brank[ _:=]*(\d+)\b\]?|\bDP=(\d+)\|", re.IGNORECASE)
 EPOCH = re.compile(rf"\bepoch(?:s)?\s*[:=\[]?\s*{COUNT}", re.IGNORECASE)  # the last resort
 LEADS = re.compile(rf"\s*{COUNT}(?:\s*[:|]\s|/\d+(?=[ ,;:])(?!\s*\[))")  # a line that begins with its step: `120 | loss 0.53`
-ANNOUNCED = re.compile(
-    r"(?<![\w/.])(?:learning iteration\s+|(?:global[_ ]?step|iteration|step|completed step)\s*[:=]?\s*(?!\d[\d,]*\s*[/%]))"
+ANNOUNCED = re.compile(  # `12/1000` only in a banner: `===== Step 12/1000 =====`
+    r"(?<![\w/.])(?:learning iteration\s+|(?:global[_ ]?step|iteration|step|completed step)\s*[:=]?\s*"
+    r"(?!\d[\d,]*\s*(?:%|/(?!\d+ [=*#-]{3,}\s*$))))"
     + COUNT, re.IGNORECASE,
 )  # fmt: skip
 EPOCH_LINE = re.compile(  # a line that says which epoch begins, and nothing else
@@ -101,13 +102,15 @@ def find_shape(line: str) -> Shape:
     """Take a line apart."""
     prefix = PREFIX.match(line)
     start = 0 if prefix is None else prefix.end()
-    begins = EPOCH_LINE.search(line, max(0, start - 1))  # with the blank before it
-    is_evaluation = EVALUATION.search(line) is not None
     stamp = STAMP.search(line)
     stamped = None if stamp is None else slice(*stamp.span())
+    begins = EPOCH_LINE.search(line, max(0, start - 1)) if "poch" in line else None  # with the blank before it
     if begins is not None and OTHER_EPOCH.search(line, start) is None:
-        return Shape(start, (), begins_epoch=slice(*begins.span("at")))
-    announced = None if is_evaluation else _place(ANNOUNCED.search(line, start))
+        return Shape(start, (), begins_epoch=_place(begins))
+    announced = _place(ANNOUNCED.search(line, start))
+    is_evaluation = EVALUATION.search(line) is not None
+    if is_evaluation:
+        announced = None
     if not any(hint in line for hint in HINTS):
         return Shape(start, (), stamp=stamped, announced=announced)
     found = find_fields(line)

@@ -6,7 +6,7 @@ wandb/proto/wandb_internal.proto. The wandb package reads these files in a compi
 
 A file is one session (one `wandb.init`). Sessions with the same id are launches of one run. A file ends where a record is
 cut or its check sum does not hold (its writer was stopped, or still writes), and what lies behind is said. History is read
-as W&B's JSON history is: where a record names the trainer's own step, that one counts (`Counted`).
+as W&B's JSON history is: where a record names the trainer's own step, that one counts (`points_of_records`).
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ from pathlib import Path
 from typing import Any
 
 from chronicle.errors import UsageProblem
-from chronicle.metrics.log import Point, unread_bytes
-from chronicle.metrics.records import Counted, join_steps
+from chronicle.metrics.log import Point, number_rows, points_of_launches, unread_bytes
+from chronicle.metrics.records import points_of_records
 
 HEAD = b":W&B\xe1\xbe\x00"
 BLOCK = 32_768
@@ -84,13 +84,9 @@ def read_wandb(path: Path, left_out: list[str] | None = None) -> Iterator[Point]
     if len(runs) > 1:
         some = ", ".join(str(place) for place in list(runs.values())[:4])
         raise UsageProblem(f"`{path}` holds {len(runs)} runs of W&B", f"name one of their directories: {some}")
-    row = 0
-    for launch, session in enumerate(sessions):
-        for point in session.points:
-            yield point._replace(row=row, launch=launch if len(sessions) > 1 else None)
-            row += 1
-        if session.unread and left_out is not None:
-            left_out.append(unread_bytes(session.path, session.unread))
+    if left_out is not None:
+        left_out += [unread_bytes(session.path, session.unread) for session in sessions if session.unread]
+    yield from number_rows(points_of_launches([session.points for session in sessions]))
 
 
 def read_session(path: Path) -> WandbSession:
@@ -102,9 +98,7 @@ def read_session(path: Path) -> WandbSession:
             _take(session, record, records)
         except (IndexError, ValueError, struct.error):
             continue  # a damaged record costs itself only
-    counted = Counted()
-    found = (point for one in records if (point := counted.point(one)) is not None)
-    session.points = [point._replace(row=row) for row, point in enumerate(join_steps(found))]
+    session.points = list(points_of_records(records))
     session.config.pop("_wandb", None)
     return session
 

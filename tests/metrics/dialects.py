@@ -198,7 +198,30 @@ def levanter(losses: Losses) -> str:
     return "".join(said)
 
 
+def docker(losses: Losses) -> str:
+    """A line of a container, as Docker keeps it."""
+    said = (f"step {row * EVERY} loss {x:.4f} lr 1e-4\n" for row, x in enumerate(losses, 1))
+    return "".join(json.dumps({"log": line, "stream": "stdout"}, separators=(",", ":")) + "\n" for line in said)
+
+
 WRITERS: dict[str, tuple[str, Callable[[Losses], str]]] = {
+    "docker": (".log", docker),
+    # NVIDIA-NeMo/RL nemo_rl/algorithms/grpo.py, PiotrNawrot/nanoT5 nanoT5/utils/logging_utils.py, pytorch/examples mnist/main.py,
+    # unslothai/unsloth in a notebook, facebookresearch/fairseq2, mlfoundations/open_clip
+    "nemo-rl": (".log", lines(
+        "\n========================= Step {step}/20000 =========================\n▶ Preparing batch...\n📊 Training Results:\n"
+        "  • Loss: {x:.4f}\n  • Avg Reward: 0.4567\n⏱️  Timing:\n  • Total step time: 12.34s")),
+    "nanot5": (".log", lines(
+        "[2024-01-01 12:00:00,123][Main][INFO] - [train] Step {step} out of 65536 | Loss --> {x:.3f} | Grad_l2 --> 1.2 | Lr --> 0.020")),
+    "mnist": (".log", lines("Train Epoch: {e} [{at}/{of} ({pct}%)]\tLoss: {x:.6f}", epoch=1000, first=1)),
+    "notebook": (".log", table("Step\tTraining Loss\n", "{step}\t{x:.6f}\n")),
+    "rich table, thousands": (".log", table("┃ step ┃ loss   ┃\n", "│ {step:>5,} │ {x:.4f} │\n")),
+    "fairseq2": (".log", lines(
+        "[1:2] [06/01/24 12:00:00] INFO     fairseq2 - Train Metrics (step {step}) - Loss: {x:.4f} | Gradient Norm: 1.2 | "
+        "Learning Rate: 3e-05 | Batch Size: 32 | Elapsed Time: 0h:00m:12s")),
+    "open_clip": (".log", lines(
+        "2024-01-01,12:00:00 | INFO | Train Epoch: {e} [{at:>7}/{of} ({pct}%)] Data (t): 0.123 Batch (t): 0.456, 1123.40/s, "
+        "140.40/s/gpu LR: 0.000050 Logit Scale: 14.286 Contrastive_loss: {x:.4f} ({x:.4f}) Loss: {x:.4f} ({x:.4f})", epoch=1000)),
     "levanter": (".log", levanter),
     "rich table": (".log", table("┃ Step ┃ Loss   ┃ LR   ┃\n┡━━━━━━╇━━━━━━━━╇━━━━━━┩\n", "│ {step} │ {x:.4f} │ 1e-4 │\n")),
     "markdown table": (".log", table("| step | train loss | lr |\n|---:|:---:|---|\n", "| {step} | {x:.4f} | 1e-4 |\n")),
