@@ -17,6 +17,8 @@ COUNTERS: tuple[tuple[re.Pattern[str], int, bool], ...] = tuple(
             r"(?<![\w/.])(?:(?:train(?:er)?/)?global[_ ]?step|num_updates|total_timesteps|(?:env|policy)_step)\s*[:=]?\s*"
             + COUNT, 0,
         ),
+        (rf"\[epoch=(?P<epoch>\d+)\]\[(?:batch|iter|iteration)={COUNT}(?:/(?P<of>\d+))?", 1),  # Composer
+        (rf"\[(?:token|sample)={COUNT}", 0),
         (rf"\bepoch(?:\(\w+\))?\s*\[(?P<epoch>\d+)(?:/\d+)?\]:?\s*\[\s*{COUNT}\s*/\s*(?P<of>\d+)", 1),
         (rf"\bepoch:?\s*\[(?P<epoch>\d+)/\d+\][:,]?\s*(?:batch|step|iter)s?:?\s*\[?\s*{COUNT}\s*/\s*(?P<of>\d+)", 1),
         (rf"(?:^|\s)\[(?P<epoch>\d+)/\d+\]\s*\[{COUNT}/(?P<of>\d+)\]", 0),
@@ -110,15 +112,19 @@ class EpochSteps:
 
 
 class Counter(NamedTuple):
-    """Which counter a line names (its place among COUNTERS), and where its numbers stand."""
+    """Which counter a line names (its place among COUNTERS; None of a step that is rounded), and where its numbers stand."""
 
-    place: int
+    place: int | None
     at: slice
     epoch: slice | None = None
     of: slice | None = None
+    unit: float = 1.0  # of a step that is printed in thousands or millions
+    exact_to: float = 1.0
 
     def step_in(self, line: str, epochs: EpochSteps) -> int:
         """The step of this line, or of another one of the same shape."""
+        if self.place is None:
+            return epochs.rounded(float(line[self.at]) * self.unit, self.exact_to, line)
         at = whole(line[self.at])
         if self.epoch is not None:
             epoch = int(line[self.epoch])
@@ -130,31 +136,18 @@ class Counter(NamedTuple):
         return epochs.step(epochs.open, epochs.plain(at))
 
 
-class RoundedCounter(NamedTuple):
-    """A step that is printed in thousands or millions: no other counter of the line is more exact."""
-
-    at: slice
-    unit: float
-    exact_to: float
-    place: None = None
-
-    def step_in(self, line: str, epochs: EpochSteps) -> int:
-        """The step of this line, or of another one of the same shape."""
-        return epochs.rounded(float(line[self.at]) * self.unit, self.exact_to, line)
-
-
-def find_counter(line: str) -> Counter | RoundedCounter | None:
-    """The most telling counter that a line names."""
+def find_counter(line: str) -> Counter | None:
+    """The most telling counter that a line names; a rounded one only where no other can be more exact."""
     rounded = ROUNDED.search(line)
     if rounded is not None:
         unit = UNITS[rounded["unit"].upper()]
-        return RoundedCounter(slice(*rounded.span("at")), unit, unit / 10 ** len(rounded["places"] or ""))
+        return Counter(None, slice(*rounded.span("at")), unit=unit, exact_to=unit / 10 ** len(rounded["places"] or ""))
     has_epoch = "epoch" in line.lower()
     for place, (pattern, _, needs_epoch) in enumerate(COUNTERS):
         found = pattern.search(line) if has_epoch or not needs_epoch else None
         if found is not None:
             spans = {name: slice(*found.span(name)) for name, text in found.groupdict().items() if text}
-            return Counter(place, **spans)
+            return Counter(place, spans["at"], spans.get("epoch"), spans.get("of"))
     return None
 
 

@@ -1,4 +1,4 @@
-"""Forms of printed logs whose step and values stand in different lines: a reader for each, first match wins.
+"""Forms of printed logs that are no lines of named numbers, tables and bars: a reader for each, first match wins.
 
 A reader is a class with `feed(line)`: it returns a `Found` where it knows the line (`values` empty where that holds no
 point), else None. `PrintedLines` asks `FORMS` in this order before it takes a line apart by itself. A new form is a
@@ -11,10 +11,10 @@ import re
 from collections.abc import Mapping
 from typing import Any, NamedTuple, Protocol
 
-from chronicle.metrics.counters import EpochSteps, whole
-from chronicle.metrics.fields import fields_in
+from chronicle.metrics.counters import EpochSteps
 from chronicle.metrics.numbers import NUMBER, number_in, number_of_text
 from chronicle.metrics.records import point_of_record
+from chronicle.metrics.shapes import fields_in
 from rollback.channels import JUDGED, STEP_NAMES, Role, role_of
 
 
@@ -128,44 +128,12 @@ class FramedTable:
             return None
         cell = self.CELL.match(line)
         if cell is None:
-            self.cells = None
             return None
         if cell["value"] is not None:
             self.cells[f"{self.folder}{cell['name']}"] = number_of_text(cell["value"], cell["unit"])
         elif cell["name"].endswith("/"):
             self.folder = cell["name"]
         return NOTHING
-
-class Block:
-    """A header with a step, `[step=12/90]`, and indented names below it: OLMo, Composer."""
-
-    HEADER = re.compile(
-        r"^(?:.*\s)?(?:\[epoch=(?P<epoch>\d+)\])?\[(?:step|batch|iter|iteration|token|sample)\s*=\s*(?P<at>\d[\d,]*)"
-        r"(?:/(?:(?P<of>\d+)|[\d,]+|\?+))?(?:\s*,[^\]]*)?\]\s*:?\s*(?:\{\s*)?$", re.IGNORECASE,
-    )  # fmt: skip
-
-    def __init__(self) -> None:
-        self.step: int | None = None  # of the header whose block is open
-        self.epochs = EpochSteps()
-
-    def feed(self, line: str) -> Found | None:
-        """Read a line of the open block, or a header."""
-        if self.step is not None:
-            if line[:1] in (" ", "\t") and line.strip():
-                return Found(self.step, fields_in(line))
-            if line.strip() in ("{", "}"):
-                return NOTHING
-            self.step = None
-        header = self.HEADER.match(line) if line.rstrip(" \t:{").endswith("]") else None
-        if header is None:
-            return None
-        self.step = whole(header["at"])
-        if header["of"] is not None and header["epoch"] is not None:
-            self.step += max(0, int(header["epoch"]) - 1) * int(header["of"])
-        elif header["epoch"] is not None:
-            self.step = self.epochs.step(float(header["epoch"]), self.step)
-        return NOTHING
-
 
 class Keras:
     """`Epoch 3/10`, and below it a bar that is drawn until it is full: only then it holds the means of the epoch."""
@@ -198,4 +166,4 @@ class Column:
         return None if row is None else Found(int(row["at"]), {"loss": number_of_text(row["value"], None)})
 
 
-FORMS: tuple[type[Form], ...] = (FramedTable, TextTable, Block, Keras, Column)
+FORMS: tuple[type[Form], ...] = (FramedTable, TextTable, Keras, Column)

@@ -1,8 +1,8 @@
 """Parse the lines that trainers print.
 
-One general reader: a line is taken apart into `name: value`, `name=value` and (for names of the table) `name value`; the
-table of `rollback.channels` says what each name is, and the step is the counter that the line names (`COUNTERS`). Forms whose
-step and values stand in different lines are readers of their own (`forms.py`); lines of epochs and MLPerf's records are here.
+One general reader: a line is taken apart into named numbers, once for its shape (`shapes.py`); the table of `rollback.channels`
+says what each name is, and the step is the counter that the line names (`COUNTERS`). Here the lines come together: values below
+the line that names their step, epochs, ranks, records in braces. Tables and bars are readers of their own (`forms.py`).
 Each form has a sample in `tests/metrics/dialects.py`, with its source.
 
 Validation losses are no points. Prefixes of time, host and rank, ANSI colours, carriage returns and commas in numbers are
@@ -17,13 +17,12 @@ from collections import deque
 from collections.abc import Collection, Mapping
 from typing import Any
 
-from chronicle.metrics.counters import EpochSteps, find_counter, whole
-from chronicle.metrics.fields import VALUE, fields_in
+from chronicle.metrics.counters import THROUGH, EpochSteps, find_counter, whole
 from chronicle.metrics.forms import FORMS
 from chronicle.metrics.log import Point
-from chronicle.metrics.numbers import number_in, number_of_text
-from chronicle.metrics.records import object_in, point_of_record
-from chronicle.metrics.shapes import Shape, Shapes
+from chronicle.metrics.numbers import number_of_text
+from chronicle.metrics.records import SUMMARY, object_in, point_of_record
+from chronicle.metrics.shapes import VALUE, Shape, Shapes, fields_in
 from chronicle.metrics.text import ANSI, WRAPPED
 from rollback.channels import JUDGED, TELLING, Role, canonical_name, role_of
 
@@ -35,6 +34,7 @@ RANK_FIRST = re.compile(
 OURS = re.compile(r"chronicle(?: guard)?: | {6}(?:expected|found|where|likely): ")  # what chronicle says itself is no metric
 
 STEP_BEFORE = re.compile(r"(?:\b|_)(?:step|batch|iter|iteration)\s*[=:#]?\s*(\d[\d,]*)", re.IGNORECASE)
+MLPERF_STEPS = ("step", "step_num", "iteration", "samples_count", "epoch_num")
 KEY_BEFORE = re.compile(r"(\w+):\s*$")
 TOUCHES_END = re.compile(r"[\w.,+-]+$")  # of a cut line: it may go on behind the cut
 SAME = 5e-4  # of a number: three digits of it
@@ -82,8 +82,15 @@ class PrintedLines:
 
     def feed(self, line: str) -> list[Point]:
         """Read one line; `\\r` inside it was made a line end by the caller."""
-        found = self.parse(line)
+        found = self(line)
         return [] if found is None else self._join(found)
+
+    def __call__(self, line: str) -> Point | None:
+        """What one line adds, as `parse` has it; the next line that names no step is of the one after this."""
+        found = self.parse(line)
+        if found is not None:
+            self._counted = max(self._counted, found.step) + 1
+        return found
 
     def flush(self) -> list[Point]:
         """Return the point that waits for further lines of its step."""
@@ -93,13 +100,8 @@ class PrintedLines:
         self._row += 1
         return [pending._replace(row=self._row - 1)]
 
-    def passed(self, step: int) -> None:
-        """A line of this step was read: the next line that names none is of the one after it."""
-        self._counted = max(self._counted, step) + 1
-
     def _join(self, found: Point) -> list[Point]:
         """Add what a line said to the point of its step, or end that point and begin another."""
-        self.passed(found.step)
         pending = self._pending
         if pending is not None and pending.step == found.step:
             if self._is_added(found.values, pending):
@@ -203,9 +205,11 @@ class PrintedLines:
 
     def _parse_plain(self, line: str, shape: Shape) -> Point | None:
         if "{" in line:
-            point = _parse_braces(line, shape, self._counted, self._epochs)
+            point = _parse_braces(line, self._counted, self._epochs)
+            if point is not None and point.counted and self._counter is not None:
+                return None  # other lines name their steps
             if point is not None and (point.values or self._counted > 0):
-                return point
+                return point._replace(time=point.time or shape.time_in(line))
         self._inner = self._inner or shape.is_inner
         if shape.is_evaluation or (self._inner and shape.is_epoch_mean):
             return None
@@ -217,7 +221,10 @@ class PrintedLines:
         values = shape.values_in(line)
         blank = shape.is_blank and self._loss is not None
         if found is None:
-            return self._lost() if shape.says_lost and self._loss is not None else self._below(values)
+            if shape.says_lost and self._loss is not None:
+                step, name = self._loss
+                return Point(0, step, None, self._named({name: math.nan}))
+            return self._below(values)
         if not blank and not shape.tells:
             self._announce(line, shape)
             return None
@@ -225,13 +232,6 @@ class PrintedLines:
         if shape.loss is not None:
             self._loss = (found, shape.loss)
         return Point(0, found, shape.time_in(line), self._named(values))
-
-    def _lost(self) -> Point | None:
-        """The last step with a loss, and this loss as NaN."""
-        if self._loss is None:
-            return None
-        step, name = self._loss
-        return Point(0, step, None, self._named({name: math.nan}))
 
     def _is_epoch_mean(self, shape: Shape) -> bool:
         """Whether this is the mean of an epoch whose steps are printed: it names an epoch, and no step."""
@@ -286,7 +286,8 @@ class PrintedLines:
     def _announce(self, line: str, shape: Shape) -> None:
         """Remember the step of a line that holds nothing else, as a header does: values may stand in the lines below it."""
         if shape.announced is not None:
-            self._announced, self._told, self._held = whole(line[shape.announced]), set(), None
+            self._finer += shape.announced.place != THROUGH  # a block names it as its own
+            self._announced, self._told, self._held = shape.announced.step_in(line, self._epochs), set(), None
 
     def _below(self, values: Mapping[str, float]) -> Point | None:
         """The part of a point that stands in a line without a step, below the line that named it; each name once."""
@@ -344,39 +345,33 @@ def _is_judged(values: Mapping[str, float]) -> bool:
     return any(role_of(name) in JUDGED for name in values)
 
 
-def _parse_braces(line: str, shape: Shape, counted: int, epochs: EpochSteps) -> Point | None:
+def _parse_braces(line: str, counted: int, epochs: EpochSteps) -> Point | None:
     """Parse a record inside a line: Trainer's dictionaries, JSON behind a prefix (fairseq), MLPerf's records."""
     start, end = line.find("{"), line.rfind("}")
-    text = line[start : end + 1]
-    record = object_in(text)
+    record = object_in(line[start : end + 1])
     if record is None:
         return None
     if "event_type" in record and "key" in record:
-        return _parse_mlperf(record)
-    if ":::MLP" in line and (key := KEY_BEFORE.search(line[:start])) is not None:  # the form of before v0.6
-        return _parse_mlperf({"key": key[1], "value": record.get("value"), "metadata": record})
+        record = _of_mlperf(str(record["key"]), record.get("value"), record.get("metadata") or {}, record.get("time_ms"))
+    elif ":::MLP" in line and (key := KEY_BEFORE.search(line[:start])) is not None:  # the form of before v0.6
+        record = _of_mlperf(key[1], record.get("value"), record, None)
     before = STEP_BEFORE.search(line[:start])
-    counted = counted if before is None else whole(before[1])
-    point = point_of_record(record, epochs, counted=counted, texts=True)
-    if point is None or (point.values and not _tells(point.values)) or "train_runtime" in record:
+    point = point_of_record(record, epochs, counted=counted if before is None else whole(before[1]), texts=True)
+    if point is None or (point.values and not _tells(point.values)) or SUMMARY in record:
         return None
-    if point.counted and before is None and point.values and not _is_judged(dict.fromkeys(map(str, record), 0.0)):
+    is_counted = point.counted and before is None
+    if is_counted and point.values and not _is_judged(dict.fromkeys(map(str, record), 0.0)):
         return None  # a setting: a line without a step makes one only where it holds a loss
-    named = {canonical_name(name): value for name, value in point.values.items()}
-    return point._replace(time=shape.time_in(line), values=named, counted=point.counted and before is None)
+    named: dict[str, float] = {}
+    for name, value in point.values.items():
+        channel = canonical_name(name)
+        named[name if channel in named else channel] = value
+    return point._replace(values=named, counted=is_counted)
 
 
-def _parse_mlperf(record: Mapping[str, Any]) -> Point | None:
-    meta = record.get("metadata") or {}
-    found = next((meta[name] for name in ("step", "step_num", "iteration", "samples_count", "epoch_num") if name in meta), None)
-    value = record.get("value")
-    fields = value if isinstance(value, dict) else {str(record["key"]): value}
-    values = {}
-    for name, cell in {**fields, **meta}.items():
-        number = number_in(cell)
-        if number is not None and role_of(str(name)) is not Role.IGNORED:
-            values[str(name)] = float(number)
-    if not isinstance(found, int | float) or not _tells(values):
-        return None
-    stamp = record.get("time_ms")
-    return Point(0, int(found), stamp / 1000 if isinstance(stamp, int | float) else None, values)
+def _of_mlperf(key: str, value: object, meta: Mapping[str, Any], milliseconds: float | None) -> dict[str, Any]:
+    """A record of MLPerf as one of names and numbers; empty where it names no step."""
+    step = next((meta[name] for name in MLPERF_STEPS if name in meta), None)
+    fields = {**(value if isinstance(value, dict) else {key: value}), **meta}
+    known = {name: cell for name, cell in fields.items() if role_of(str(name)) is not Role.IGNORED}
+    return {} if step is None else {**known, "step": step, "t": None if milliseconds is None else milliseconds / 1000}

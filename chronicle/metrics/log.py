@@ -48,20 +48,15 @@ def join_steps(points: Iterable[Point]) -> Iterator[Point]:
     """Make one point of neighbours with the same step that measured different channels."""
     pending: Point | None = None
     for point in points:
-        if pending is None or _begins_another(point, pending):
-            if pending is not None:
-                yield pending
-            pending = point
-        else:
+        is_same = pending is not None and point.step == pending.step and point.launch == pending.launch
+        if pending is not None and is_same and pending.values.keys().isdisjoint(point.values):
             pending = pending._replace(values={**pending.values, **point.values})
+            continue
+        if pending is not None:
+            yield pending
+        pending = point
     if pending is not None:
         yield pending
-
-
-def _begins_another(point: Point, pending: Point) -> bool:
-    if point.step != pending.step or point.launch != pending.launch:
-        return True
-    return not pending.values.keys().isdisjoint(point.values)
 
 
 def number_rows(points: Iterable[Point]) -> Iterator[Point]:

@@ -45,7 +45,5 @@ def number_in(value: object) -> float | None:
     try:
         return value if isinstance(value, int) else float(value)
     except ValueError:
-        pass
-    if not isinstance(value, str):
-        return None
-    return float(value.replace(",", "")) if THOUSANDS.fullmatch(value) else non_finite(value)
+        text = str(value)
+    return float(text.replace(",", "")) if THOUSANDS.fullmatch(text) else non_finite(text)

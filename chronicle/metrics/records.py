@@ -14,7 +14,7 @@ import math
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import lru_cache
-from itertools import chain, islice
+from itertools import chain, islice, zip_longest
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -236,7 +236,8 @@ def _cells(rows: Iterator[list[str]]) -> Iterator[list[str]]:
 def _drop_unrecorded(points: Iterator[Point]) -> Iterator[Point]:
     """Remove each NaN that means "not recorded"; a run of NaN four times as long as usual is kept."""
     first = list(islice(points, LOOK_ROWS))
-    gaps = {name: gap for name in _nan_channels(first) if (gap := _usual_gap(first, name))}
+    with_nan = {name for point in first for name, value in point.values.items() if value != value}
+    gaps = {name: gap for name in with_nan if (gap := _usual_gap(first, name))}
     if not gaps:
         yield from chain(first, points)
         return
@@ -252,10 +253,6 @@ def _drop_unrecorded(points: Iterator[Point]) -> Iterator[Point]:
             if lasting[name] <= LONGER * usual and point.row <= until:
                 del kept[name]
         yield point._replace(values=kept)
-
-
-def _nan_channels(points: Sequence[Point]) -> set[str]:
-    return {name for point in points for name, value in point.values.items() if value != value}
 
 
 def _usual_gap(points: Sequence[Point], name: str) -> tuple[int, float] | None:
@@ -291,19 +288,28 @@ PLACING = frozenset((*STEP_NAMES, *TIME_NAMES, *LAUNCH_NAMES))
 AS_JSON = (("'", '"'), (": nan", ": NaN"), (": inf", ": Infinity"), (": -inf", ": -Infinity"), (": None", ": null"))
 
 
+def json_object(text: str) -> dict[str, Any] | None:
+    """A JSON object; None for anything else."""
+    try:
+        found = json.loads(text)
+    except (ValueError, RecursionError):
+        return None
+    return found if isinstance(found, dict) else None
+
+
 def object_in(text: str) -> dict[str, Any] | None:
     """A JSON object, or a dictionary as Python prints it; None for anything else."""
     as_json = text
     if '"' not in text:
         for python, instead in AS_JSON:
             as_json = as_json.replace(python, instead)
+    record = json_object(as_json)
+    if record is not None:
+        return record
     try:
-        found = json.loads(as_json)
-    except (ValueError, RecursionError):
-        try:
-            found = ast.literal_eval(text.replace(": nan", ": 'nan'").replace(": inf", ": 'inf'"))
-        except (ValueError, SyntaxError, MemoryError, RecursionError):
-            return None
+        found = ast.literal_eval(text.replace(": nan", ": 'nan'").replace(": inf", ": 'inf'"))
+    except (ValueError, SyntaxError, MemoryError, RecursionError):
+        return None
     return found if isinstance(found, dict) else None
 
 
@@ -314,19 +320,8 @@ class RecordLines:
         self._counted = Counted(step)
 
     def __call__(self, line: str) -> Point | None:
-        if line.lstrip()[:1] != "{":
-            return None
-        try:
-            record = json.loads(line)
-        except (ValueError, RecursionError):
-            return None
-        return self._counted.point(record) if isinstance(record, dict) else None
-
-
-def read_json_lines(path: Path, step: str | None = None) -> Iterator[Point]:
-    """Yield the points of a JSONL file; lines that are no object, or have no step where others have one, are skipped."""
-    parse = RecordLines(step)
-    return number_rows(join_steps(point for line in log_lines(path) if (point := parse(line)) is not None))
+        record = json_object(line) if line.lstrip()[:1] == "{" else None
+        return None if record is None else self._counted.point(record)
 
 
 def points_of_records(records: Iterable[Mapping[str, Any]], step: str | None = None) -> Iterator[Point]:
@@ -366,52 +361,29 @@ def _has_loss(names: Iterable[str]) -> bool:
 
 
 def read_document(path: Path, step: str | None = None) -> Iterator[Point]:
-    """Yield the points of one JSON document; none where its form is unknown.
+    """Yield the points of one JSON document: Trainer's `log_history`, a list of records, or columns (Keras' history).
 
-    Known: Trainer's `log_history`, a list of records, columns of equal length (Keras' history), and Megatron's golden
-    values: {name: {"start_step": 1, "step_interval": 5, "values": [...] or {"1": ...}}}.
+    None where its form is another.
     """
     try:
         state = json.loads(path.read_text(encoding="utf-8", errors="replace"))
     except (ValueError, RecursionError):
         return
-    history = state.get("log_history") if isinstance(state, dict) and "log_history" in state else state
+    history = state.get("log_history", state) if isinstance(state, dict) else state
     if isinstance(history, list):
         yield from points_of_records((one for one in history if isinstance(one, dict) and SUMMARY not in one), step)
     elif isinstance(history, dict):
-        points = points_of_records(_records_of_columns(history), step)
-        is_counted = not _names_steps(state)
-        for point in join_steps(_drop_unrecorded(points)):
+        columns = {name: column for name, column in history.items() if isinstance(column, list)}
+        is_counted = places_of(tuple(columns), step).step is None
+        for point in join_steps(_drop_unrecorded(points_of_records(_records_of(columns), step))):
             yield point._replace(counted=is_counted)
 
 
-def _names_steps(columns: Mapping[str, Any]) -> bool:
-    """Whether columns say of which steps they are: a column of steps, a first step or a step for each value."""
-    named = any(isinstance(columns.get(name), list) for name in STEP_NAMES)
-    return named or any(isinstance(column, dict) for column in columns.values())
-
-
-def _records_of_columns(columns: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """Make records of columns: one list each, or golden values with their steps."""
-    rows: dict[int, dict[str, Any]] = {}
-    given = next((columns[name] for name in STEP_NAMES if isinstance(columns.get(name), list)), None)
-    for name, column in columns.items():
-        values = column.get("values") if isinstance(column, dict) else column
-        first = int(number_in(column.get("start_step")) or 0) if isinstance(column, dict) else 0
-        stride = int(number_in(column.get("step_interval")) or 1) if isinstance(column, dict) else 1
-        if isinstance(values, list):
-            counted = range(first, first + stride * len(values), stride)
-            steps = given if given is not None and len(given) == len(values) else counted
-            pairs = list(zip(steps, values, strict=True))
-        elif isinstance(values, dict):
-            pairs = list(values.items())
-        else:
-            continue
-        for at, value in pairs:
-            step, number = number_in(at), number_in(value)
-            if step is not None and number is not None and math.isfinite(step):
-                rows.setdefault(int(step), {"step": int(step)})[name] = number
-    return [rows[step] for step in sorted(rows)]
+def _records_of(columns: Mapping[str, list[Any]]) -> Iterator[dict[str, Any]]:
+    """The rows of columns, a shorter one filled up with nothing; where no column holds the steps they are counted."""
+    for row, cells in enumerate(zip_longest(*columns.values())):
+        numbers = ((name, number_in(cell)) for name, cell in zip(columns, cells, strict=True))
+        yield {"step": row, **{name: number for name, number in numbers if number is not None}}
 
 
 def point_of_record(

@@ -32,29 +32,35 @@ def read_runs_of_table(path: Path) -> Mapping[str, Sequence[Point]] | None:
     run_at, tag_at, value_at = (
         next((lowered.index(name) for name in known if name in lowered), None) for known in (RUN_NAMES, TAG_NAMES, VALUE_NAMES)
     )
-    runs: dict[str, list[Point]] = {}
     is_long = tag_at is not None and value_at is not None
-    if is_long or run_at is not None:
-        for cells, point in _rows(table, rows):
-            run = path.stem if run_at is None else _cell(cells, run_at)
-            values = {name: value for name, value in point.values.items() if name.lower() not in RUN_NAMES}
-            if is_long:
-                value = number_in(_cell(cells, value_at))
-                values = {} if value is None else {_cell(cells, tag_at): value}
-            if run and values:
-                runs.setdefault(run, []).append(point._replace(values=values))
-    else:
+    if run_at is None and not is_long:
         table.channels = [(at, name) for at, name in enumerate(table.names) if BETWEEN in name and not name.endswith(BANDS)]
-        for _, point in _rows(table, rows):
-            parts: dict[str, dict[str, float]] = {}
-            for name, value in point.values.items():
-                run, _, tag = name.rpartition(BETWEEN)
-                parts.setdefault(run, {})[tag] = value
-            for run, values in parts.items():
+    else:
+        table.channels = [(at, name) for at, name in table.channels if at != run_at]
+    runs: dict[str, list[Point]] = {}
+    for cells, point in _rows(table, rows):
+        if is_long:
+            value, run = number_in(_cell(cells, value_at)), path.stem if run_at is None else _cell(cells, run_at)
+            found: Mapping[str, Mapping[str, float]] = {} if value is None else {run: {_cell(cells, tag_at): value}}
+        elif run_at is not None:
+            found = {_cell(cells, run_at): point.values}
+        else:
+            found = _by_panel(point.values)
+        for run, values in found.items():
+            if run and values:
                 runs.setdefault(run, []).append(point._replace(values=values))
     if not runs or (len(runs) < 2 and not is_long):
         return None
     return {run: list(number_rows(join_steps(_beside(points) if is_long else points))) for run, points in runs.items()}
+
+
+def _by_panel(values: Mapping[str, float]) -> Mapping[str, Mapping[str, float]]:
+    """The values of a row by the run that their columns name."""
+    found: dict[str, dict[str, float]] = {}
+    for name, value in values.items():
+        run, _, tag = name.rpartition(BETWEEN)
+        found.setdefault(run, {})[tag] = value
+    return found
 
 
 def _rows(table: Table, rows: Iterator[list[str]]) -> Iterator[tuple[list[str], Point]]:

@@ -18,7 +18,7 @@ from typing import Any
 from chronicle.errors import UsageProblem
 from chronicle.metrics.log import Point
 from chronicle.metrics.mlflow_log import columns_in, columns_of, open_store
-from chronicle.metrics.records import object_in, points_of_records
+from chronicle.metrics.records import json_object, points_of_records
 
 _opened = partial(open_store, what="no project of trackio", way_out="name a <project>.db")
 OWN_FIELDS = ("_Username", "_Created", "_Group")
@@ -78,7 +78,7 @@ def _read_run(store: sqlite3.Connection, one: str, name: str) -> TrackioRun:
     query = f"SELECT timestamp, step, metrics FROM metrics WHERE {_key(store, 'metrics')} = ? ORDER BY timestamp, id"
     records = []
     for stamp, step, text in store.execute(query, (one,)):
-        records.append({**(object_in(str(text)) or {}), "_step": step, "_timestamp": _seconds(stamp)})
+        records.append({**(json_object(str(text)) or {}), "_step": step, "_timestamp": _seconds(stamp)})
     config = _config(store, one)
     return TrackioRun(
         run_id=one,
@@ -93,7 +93,7 @@ def _config(store: sqlite3.Connection, one: str) -> Mapping[str, Any]:
     if not columns_of(store, "configs"):
         return {}
     row = store.execute(f"SELECT config FROM configs WHERE {_key(store, 'configs')} = ?", (one,)).fetchone()
-    return {} if row is None else object_in(str(row[0])) or {}
+    return {} if row is None else json_object(str(row[0])) or {}
 
 
 def _alerts(store: sqlite3.Connection, one: str) -> Iterator[tuple[str, str, str, int | None, float | None]]:

@@ -37,17 +37,6 @@ def records(make: Callable[[int, float], object], *, document: bool = False) -> 
     return write
 
 
-def golden(losses: Losses) -> str:
-    values = {str(row * EVERY): loss for row, loss in enumerate(losses, 1)}
-    head = {"start_step": EVERY, "end_step": len(losses) * EVERY, "step_interval": EVERY}
-    return json.dumps({"lm loss": {**head, "values": values}, "num-zeros": {**head, "values": dict.fromkeys(values, 4e8)}}, indent=1)
-
-
-def golden_list(losses: Losses) -> str:
-    head = {"start_step": 0, "end_step": len(losses) * EVERY, "step_interval": EVERY}
-    return json.dumps({"lm loss": {**head, "values": list(losses)}, "iteration_timing_avg": 0.1}, indent=1)
-
-
 def sb3(losses: Losses) -> str:
     frame = "-" * 42 + "\n"
     cells = "| rollout/                |              |\n|    ep_rew_mean          | 21.3         |\n| time/                   |              |\n" \
@@ -338,9 +327,6 @@ WRITERS: dict[str, tuple[str, Callable[[Losses], str]]] = {
     "build-nanogpt": (".log", lines(
         "step {step:5d} | loss: {x:.6f} | lr 8.3916e-07 | norm: 0.3663 | dt: 3000.12ms | tok/sec: 17476.27")),
     "build-nanogpt log.txt": (".txt", lines("{step} train {x:.6f}")),
-    # NVIDIA/Megatron-LM tests/functional_tests/test_cases/*/golden_values_*.json, both forms
-    "megatron golden": (".json", golden),
-    "megatron golden, older": (".json", golden_list),
     # openai/baselines baselines/logger.py CSVOutputFormat as Stable-Baselines3 writes it; openai/spinningup spinup/utils/logx.py
     "rl progress.csv": (".csv", table(
         "rollout/ep_rew_mean,time/total_timesteps,train/approx_kl,train/loss\n", "21.3,{step},0.01,{x:.4f}\n")),
