@@ -50,6 +50,7 @@ COUNTERS: tuple[tuple[re.Pattern[str], int, bool], ...] = tuple(
         (rf"\d+%\|.*?\|\s*{COUNT}\s*/\s*\d+\s*\[.*?\bepoch\s*[:=]\s*(?P<epoch>\d+)", 0),
         (rf"\d+%\|.*?\|\s*{COUNT}\s*/\s*\d+\s*\[", 0),
         (rf"(?:^|\s)\[\s*{COUNT}(?:/\d+)?\]\s+(?:\S+ ?[=:]|train\w*\b)", 0),
+        (rf"(?:^|\s)\[\s*{COUNT}/\d+\]\s+loss\b", 0),
         (rf"(?:^|\s)steps ?:\s+{COUNT}(?!%)", 0),
         (r"\bProgress on:train (?P<at>\d+)it\b", 0),
         (rf"^{COUNT}\s+(?=train\s)", 0),

@@ -32,8 +32,6 @@ class Point(NamedTuple):
 
     `launch` numbers the sessions of logs that hold several (event files, restarts); None where there is one. `counted`: the log
     names no step here, its points were counted.
-
-    A tuple, not a dataclass: half a million of them are made when a finished run is scanned.
     """
 
     row: int

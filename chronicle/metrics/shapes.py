@@ -114,6 +114,10 @@ EPOCH_LINE = re.compile(  # a line that says which epoch begins, and nothing els
 OTHER_STEP = re.compile(  # a line that tells of a step or epoch, and nothing begins there
     r"\b(?:best|from|after|until|end|resum|load|sav|restor|checkpoint|eval|valid|test)", re.IGNORECASE
 )
+REPORT = re.compile(  # `resumed from step 5000, best loss 1.2`: what is said before that number
+    r"\b(?:resum(?:ed?|ing)|(?:load|restor|sav)(?:ed|ing)\b[^|;=]{0,20}\b(?:from|checkpoint|ckpt|model|weights|state|best))\b"
+    r"[^|;=]{0,80}$", re.IGNORECASE,
+)  # fmt: skip
 EPOCH_MEAN = re.compile(r"\| train \| epoch \d+ \|")  # fairseq: where single steps are printed too, no point of its own
 SAME_DIGIT = bytes.maketrans(b"123456789", b"0" * 9)
 MOST_SHAPES = 2048
@@ -129,7 +133,7 @@ class Shape(NamedTuple):
     is_hinted: bool = False  # without that nothing below was looked for
     rank: slice | None = None
     stamp: slice | None = None
-    is_evaluation: bool = False
+    is_evaluation: bool = False  # or a report about another step
     is_inner: bool = False
     is_epoch_mean: bool = False
     counter: Counter | None = None
@@ -195,13 +199,15 @@ def find_shape(line: str) -> Shape:
         fields = _known(find_fields(without))
     roles = {name: role_of(name) for name in fields}
     is_other = is_evaluation and "\t" not in line and TRAINING.search(line) is None
+    counter = find_counter(line)
+    is_other = is_other or (counter is not None and REPORT.search(line[: counter.at.start]) is not None)
     is_other = is_other or (OTHER_LOSS.search(line) is not None and EPOCH_WORD.search(line) is None)
     return Shape(
         start,
         tuple((slice(at, at + len(field.name)), field.name) for field in found if (at := _digits_in(line, field)) is not None),
         announced=announced, is_hinted=True, rank=_place(RANK.search(line)), stamp=stamp, is_evaluation=is_other,
         is_inner="| train_inner |" in line, is_epoch_mean=EPOCH_MEAN.search(line) is not None,
-        counter=find_counter(line), leads=_place(LEADS.match(line, start)), epoch=_place(EPOCH.search(line)),
+        counter=counter, leads=_place(LEADS.match(line, start)), epoch=_place(EPOCH.search(line)),
         fields=tuple(fields.values()), names=tuple(field.name for field in found),
         loss=next((name for name, role in roles.items() if role is Role.LOSS), None),
         tells=any(role in TELLING for role in roles.values()),

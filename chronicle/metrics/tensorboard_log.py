@@ -34,18 +34,13 @@ def read_event_files(path: Path, left_out: list[str] | None = None) -> Iterator[
 
 def _points(path: Path, left_out: list[str] | None) -> Iterator[Point]:
     launch = 0
-    for file in sorted(_event_files(path), key=_began):
+    files = [path] if path.is_file() else [file for file in path.rglob("*tfevents*") if file.is_file()]
+    for file in sorted(files, key=_began):
         before = launch
         for session, step, seconds, values in _events(file, left_out):
             launch = before + session
             yield Point(0, step, seconds, values, launch)
         launch += 1
-
-
-def _event_files(path: Path) -> list[Path]:
-    if path.is_file():
-        return [path]
-    return [file for file in path.rglob("*tfevents*") if file.is_file()]
 
 
 def _began(path: Path) -> tuple[int, str]:

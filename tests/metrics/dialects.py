@@ -195,6 +195,7 @@ def docker(losses: Losses) -> str:
 
 WRITERS: dict[str, tuple[str, Callable[[Losses], str]]] = {
     "docker": (".log", docker),
+    "ratio in brackets, loss": (".log", lines("{pct}% [{step}/12000] loss {x:.4f} ETA 00:10")),
     # NVIDIA-NeMo/RL nemo_rl/algorithms/grpo.py, PiotrNawrot/nanoT5 nanoT5/utils/logging_utils.py, pytorch/examples mnist/main.py,
     # unslothai/unsloth in a notebook, facebookresearch/fairseq2, mlfoundations/open_clip
     "nemo-rl": (".log", lines(
