@@ -7,12 +7,12 @@ anew with each tag; that is no new launch. Any other table of one run is read by
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from chronicle.metrics.log import Point, join_steps, number_rows
 from chronicle.metrics.numbers import number_in
-from chronicle.metrics.records import BANDS, BETWEEN, Table, open_table
+from chronicle.metrics.records import BANDS, BETWEEN, open_table
 
 RUN_NAMES = ("run", "run_id", "run_name", "run name", "run id", "run_uuid")
 TAG_NAMES = ("tag", "metric", "metric_name", "key", "name")
@@ -37,8 +37,13 @@ def read_runs_of_table(path: Path) -> Mapping[str, Sequence[Point]] | None:
         table.channels = [(at, name) for at, name in enumerate(table.names) if BETWEEN in name and not name.endswith(BANDS)]
     else:
         table.channels = [(at, name) for at, name in table.channels if at != run_at]
+    if not table.channels:
+        return None
     runs: dict[str, list[Point]] = {}
-    for cells, point in _rows(table, rows):
+    for cells in rows:
+        point = table.parse(cells, 0)
+        if point is None:
+            continue
         if is_long:
             value, run = number_in(_cell(cells, value_at)), path.stem if run_at is None else _cell(cells, run_at)
             found: Mapping[str, Mapping[str, float]] = {} if value is None else {run: {_cell(cells, tag_at): value}}
@@ -61,13 +66,6 @@ def _by_panel(values: Mapping[str, float]) -> Mapping[str, Mapping[str, float]]:
         run, _, tag = name.rpartition(BETWEEN)
         found.setdefault(run, {})[tag] = value
     return found
-
-
-def _rows(table: Table, rows: Iterator[list[str]]) -> Iterator[tuple[list[str], Point]]:
-    for cells in rows:
-        point = table.parse(cells, 0)
-        if point is not None:
-            yield cells, point
 
 
 def _cell(cells: Sequence[str], at: int | None) -> str:
