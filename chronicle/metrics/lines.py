@@ -32,7 +32,6 @@ RANK_FIRST = re.compile(
     r"|\[\d+,(\d+)\]<std\w+>:?) ?", re.IGNORECASE,
 )
 OURS = re.compile(r"chronicle(?: guard)?: | {6}(?:expected|found|where|likely): ")  # what chronicle says itself is no metric
-
 STEP_BEFORE = re.compile(r"(?:\b|_)(?:step|batch|iter|iteration)\s*[=:#]?\s*(\d[\d,]*)", re.IGNORECASE)
 MLPERF_STEPS = ("step", "step_num", "iteration", "samples_count", "epoch_num")
 KEY_BEFORE = re.compile(r"(\w+):\s*$")
@@ -63,7 +62,8 @@ class PrintedLines:
         self._loss: tuple[int, str] | None = None  # the last step with a loss, and the name of this
         self._announced: int | None = None  # the step of a line without values: those of the lines below it
         self._told: set[str] = set()  # the names found below it
-        self._held: dict[str, float] | None = None  # below a line that names an epoch: what waits for a loss
+        self._held: dict[str, float] | None = None  # what waits for a loss; None below the header of a block
+        self._of_epoch = False  # whether that line named an epoch
         self._lines_of_epochs: bool | None = None  # whether each epoch is one record of such lines; the second one shows it
         self._first_epoch: Point | None = None
         self._finer, self._since = 0, 0  # lines with a loss and a counter of steps: all, and since an epoch's own line
@@ -87,8 +87,7 @@ class PrintedLines:
 
     def __call__(self, line: str) -> Point | None:
         """What one line adds, as `parse` has it; the next line that names no step is of the one after this."""
-        found = self.parse(line)
-        if found is not None:
+        if (found := self.parse(line)) is not None:
             self._counted = max(self._counted, found.step) + 1
         return found
 
@@ -275,7 +274,8 @@ class PrintedLines:
         if first is not None:
             self._lines_of_epochs = True
         if not self._finer and self._lines_of_epochs is not False:
-            self._announced, self._told, self._held = epoch, set(), {}
+            self._announced, self._told = epoch, set()
+            self._held, self._of_epoch = {}, True
         return first
 
     def _take_first_epoch(self) -> Point | None:
@@ -286,24 +286,26 @@ class PrintedLines:
     def _announce(self, line: str, shape: Shape) -> None:
         """Remember the step of a line that holds nothing else, as a header does: values may stand in the lines below it."""
         if shape.announced is not None:
-            self._finer += shape.announced.place != THROUGH  # a block names it as its own
-            self._announced, self._told, self._held = shape.announced.step_in(line, self._epochs), set(), None
+            is_block = shape.announced.place != THROUGH  # it names the step as its own
+            self._finer += is_block
+            self._announced, self._told = shape.announced.step_in(line, self._epochs), set()
+            self._held, self._of_epoch = None if is_block else {}, False
 
     def _below(self, values: Mapping[str, float]) -> Point | None:
         """The part of a point that stands in a line without a step, below the line that named it; each name once."""
         if self._announced is None or not values.keys() or values.keys() & self._told:
             if values.keys() & self._told:
                 self._announced = None  # these lines do not belong to that one
-                if self._held is not None and not self._lines_of_epochs:
+                if self._of_epoch and not self._lines_of_epochs:
                     self._lines_of_epochs, self._first_epoch = False, None  # several in an epoch, and none is counted
             return None
         self._told |= values.keys()
-        if self._held is not None:  # an epoch's LR may stand above its loss
+        if self._held is not None:  # the LR may stand above the loss
             self._held |= values
             if not _is_judged(self._held):
                 return None
-            values, self._held = self._held, {}
-            if not self._lines_of_epochs:
+            values, self._held = self._held, {} if self._of_epoch else None
+            if self._of_epoch and not self._lines_of_epochs:
                 known = self._first_epoch.values if self._first_epoch is not None else {}
                 self._first_epoch = Point(0, self._announced, None, {**known, **self._named(values)})
                 return None
