@@ -69,7 +69,7 @@ class RoleNames(NamedTuple):
 
 EVAL_WORDS = r"val|valid|validation|eval|evaluation|test"  # a loss whose name begins so is measured on held-out data
 EVAL = rf"(.*[^a-z])?({EVAL_WORDS}|dev|best|ema|hella|ppl|perplexity)([^a-z].*)?"
-COUNTS = r"(.*[/_. ])?(num|count|cnt|n)([/_. ].*)?"  # of losses, or of what they are taken over: no loss
+COUNTS = r"(.*[/_. ])?(num|count|cnt|n)([/_. ].*)?|.*[/_. ](weights?|coeff?|factor|lambda|type|fn)"  # and settings: no losses
 EXPECTED_LR = "lr/expected"  # the LR that a rollback promised, beside the one that was logged
 TRAIN = r"(?:train(?:ing|er)?[/_. ])?"
 LOSS_WORDS = r"loss|losses|nll|xent|cross[-_ ]?entropy|logloss|mlogloss"

@@ -19,12 +19,9 @@ from typing import Any, NamedTuple
 from chronicle.launch.output import read_tail
 from chronicle.metrics.lines import PrintedLines
 from chronicle.metrics.log import MetricsWriter, Point, parse_line, read_metrics
-from rollback.channels import HINTS
 
 HOLD_SECONDS = 10.0
 REPEATS = 50  # this many old steps in a row are a restarted counter, not a slow rank
-MARKS = tuple(hint.encode() for hint in HINTS)
-BLOCK_STARTS = b" \t{}|-[E\x1b0123456789"  # lines of a table or a block may hold none of these hints
 
 
 class Place(NamedTuple):
@@ -89,7 +86,7 @@ class PrintedMetrics:
         if self._deaf:
             self.seen += 1
         for line in lines:
-            if not self._deaf and (line[:1] in BLOCK_STARTS or any(mark in line for mark in MARKS)):
+            if not self._deaf:
                 self._take_line(line)
         self._read.append(_Read(self._attempt, self._last, place))
 

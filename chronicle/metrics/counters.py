@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from typing import NamedTuple
 
 from chronicle.metrics.numbers import UNITS
 
@@ -16,6 +17,8 @@ COUNTERS: tuple[tuple[re.Pattern[str], int, bool], ...] = tuple(
             r"(?<![\w/.])(?:(?:train(?:er)?/)?global[_ ]?step|num_updates|total_timesteps|(?:env|policy)_step)\s*[:=]?\s*"
             + COUNT, 0,
         ),
+        (rf"\[epoch=(?P<epoch>\d+)\]\[(?:batch|iter|iteration)={COUNT}(?:/(?P<of>\d+))?", 1),  # Composer
+        (rf"\[(?:token|sample)={COUNT}", 0),
         (rf"\bepoch(?:\(\w+\))?\s*\[(?P<epoch>\d+)(?:/\d+)?\]:?\s*\[\s*{COUNT}\s*/\s*(?P<of>\d+)", 1),
         (rf"\bepoch:?\s*\[(?P<epoch>\d+)/\d+\][:,]?\s*(?:batch|step|iter)s?:?\s*\[?\s*{COUNT}\s*/\s*(?P<of>\d+)", 1),
         (rf"(?:^|\s)\[(?P<epoch>\d+)/\d+\]\s*\[{COUNT}/(?P<of>\d+)\]", 0),
@@ -25,7 +28,8 @@ COUNTERS: tuple[tuple[re.Pattern[str], int, bool], ...] = tuple(
         (rf"\bepoch\s*\[(?P<epoch>\d+)\]\s*,?\s*\[?(?:batch|iter|step)\s*\[?{COUNT}\]", 0),
         (rf"\bepoch:\s*\[(?P<epoch>\d+)(?:/\d+)?\]\s*\[\s*{COUNT}\s*/\s*(?P<of>\d+)", 0),
         (rf"\biter(?:\(\w+\))?\s*\[\s*{COUNT}\s*/\s*\d+", 0),
-        (rf"\btrain(?:ing)?(?: epoch)?:?\s*(?P<epoch>\d+)\s*\[\s*{COUNT}\s*/\s*(?P<of>\d+)", 0),
+        (rf"\btrain(?:ing)?:?\s*(?P<epoch>\d+)\s*\[\s*{COUNT}\s*/\s*(?P<of>\d+)", 0),
+        (rf"\btrain(?:ing)? epoch:?\s*(?P<epoch>\d+)\s*\[\s*{COUNT}\s*/\s*(?P<of>\d+)", 1),
         (rf"\btrain(?:ing)?:?\s*(?P<epoch>\d+)/\d+\s*(?:\(\s*\d+%\)\s*)?\[\s*{COUNT}\s*/\s*(?P<of>\d+)", 1),
         (rf"\bepoch:?\s*(?P<epoch>\d+)\s[^|]*\[(?:iteration|iter|step)\s*{COUNT}\]", 0),  # BigDL names it beside its samples
         (rf"\bepoch:?\s*(?P<epoch>\d+)\s*[|:,]?\s+{COUNT}\s*/\s*(?P<of>\d+)(?!\s*\[)", 1),
@@ -39,18 +43,20 @@ COUNTERS: tuple[tuple[re.Pattern[str], int, bool], ...] = tuple(
             0,
         ),
         (
-            r"(?<![\w/.])(?:iteration|iter|train[_ ]step|completed step|step|batch|update|Up\.|s(?=\s*[:=]))"
+            r"(?<![\w/.])(?:iteration|iter|train[_ ]step|completed step|step|batch|update|Up\.|s(?=\s*[:=])"
+            r"|loss(?= \d+ [-+]?(?:\d+\.\d|nan|inf)))"
             r"['\"]?\s*(?::\s*|=\s*|\s+)?" + COUNT, 0,
         ),
         (rf"\d+%\|.*?\|\s*{COUNT}\s*/\s*\d+\s*\[.*?\bepoch\s*[:=]\s*(?P<epoch>\d+)", 0),
         (rf"\d+%\|.*?\|\s*{COUNT}\s*/\s*\d+\s*\[", 0),
         (rf"(?:^|\s)\[\s*{COUNT}(?:/\d+)?\]\s+(?:\S+ ?[=:]|train\w*\b)", 0),
+        (rf"(?:^|\s)\[\s*{COUNT}/\d+\]\s+loss\b", 0),
         (rf"(?:^|\s)steps ?:\s+{COUNT}(?!%)", 0),
         (r"\bProgress on:train (?P<at>\d+)it\b", 0),
         (rf"^{COUNT}\s+(?=train\s)", 0),
     )
 )
-THROUGH = COUNTERS[0][0]  # the only ones that say that they count through
+THROUGH = 0  # the place of the only ones that say that they count through
 ROUNDED = re.compile(  # LeRobot's `step:2K`, Levanter's `Progress on:train 1.20kit/10.0kit … postfix:loss=2.31`
     r"(?:(?<![\w/.])(?:global_?)?step\s*[:=]\s*|\bProgress on:train )"
     r"(?P<at>\d+(?:\.(?P<places>\d+))?)(?P<unit>[KMB])(?:it\b|(?!\w))", re.IGNORECASE,
@@ -106,30 +112,44 @@ class EpochSteps:
         return self.offset + at
 
 
-def find_step(line: str, epochs: EpochSteps) -> tuple[int | None, int | None]:
-    """Which counter the line names (its place among COUNTERS; None of a rounded one), and the step, if any."""
+class Counter(NamedTuple):
+    """Which counter a line names (its place among COUNTERS; None of a step that is rounded), and where its numbers stand."""
+
+    place: int | None
+    at: slice
+    epoch: slice | None = None
+    of: slice | None = None
+    unit: float = 1.0  # of a step that is printed in thousands or millions
+    exact_to: float = 1.0
+
+    def step_in(self, line: str, epochs: EpochSteps) -> int:
+        """The step of this line, or of another one of the same shape."""
+        if self.place is None:
+            return epochs.rounded(float(line[self.at]) * self.unit, self.exact_to, line)
+        at = whole(line[self.at])
+        if self.epoch is not None:
+            epoch = int(line[self.epoch])
+            if self.of is None:
+                return epochs.step(epoch, at)
+            return epochs.of(epoch, at, int(line[self.of]), COUNTERS[self.place][1])
+        if epochs.open is None or self.place == THROUGH:
+            return epochs.plain(at)
+        return epochs.step(epochs.open, epochs.plain(at))
+
+
+def find_counter(line: str) -> Counter | None:
+    """The most telling counter that a line names; a rounded one only where no other can be more exact."""
     rounded = ROUNDED.search(line)
     if rounded is not None:
         unit = UNITS[rounded["unit"].upper()]
-        places = len(rounded["places"] or "")
-        return None, epochs.rounded(float(rounded["at"]) * unit, unit / 10**places, line)
+        return Counter(None, slice(*rounded.span("at")), unit=unit, exact_to=unit / 10 ** len(rounded["places"] or ""))
     has_epoch = "epoch" in line.lower()
-    for place, (pattern, first, needs_epoch) in enumerate(COUNTERS):
-        if needs_epoch and not has_epoch:
-            continue
-        found = pattern.search(line)
-        if found is None:
-            continue
-        at = whole(found["at"])
-        groups = found.groupdict()
-        if groups.get("of"):
-            return place, epochs.of(int(groups["epoch"]), at, int(groups["of"]), first)
-        if groups.get("epoch"):
-            return place, epochs.step(float(groups["epoch"]), at)
-        if epochs.open is None or pattern is THROUGH:
-            return place, epochs.plain(at)
-        return place, epochs.step(epochs.open, epochs.plain(at))
-    return None, None
+    for place, (pattern, _, needs_epoch) in enumerate(COUNTERS):
+        found = pattern.search(line) if has_epoch or not needs_epoch else None
+        if found is not None:
+            spans = {name: slice(*found.span(name)) for name, text in found.groupdict().items() if text}
+            return Counter(place, spans["at"], spans.get("epoch"), spans.get("of"))
+    return None
 
 
 def whole(text: str) -> int:

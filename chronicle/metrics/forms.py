@@ -1,4 +1,4 @@
-"""Forms of printed logs whose step and values stand in different lines: a reader for each, first match wins.
+"""Forms of printed logs that are no lines of named numbers, tables and bars: a reader for each, first match wins.
 
 A reader is a class with `feed(line)`: it returns a `Found` where it knows the line (`values` empty where that holds no
 point), else None. `PrintedLines` asks `FORMS` in this order before it takes a line apart by itself. A new form is a
@@ -9,11 +9,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
-from chronicle.metrics.counters import EpochSteps, whole
-from chronicle.metrics.fields import fields_in
+from chronicle.metrics.counters import EpochSteps
 from chronicle.metrics.numbers import NUMBER, number_in, number_of_text
+from chronicle.metrics.records import point_of_record
+from chronicle.metrics.shapes import fields_in
 from rollback.channels import JUDGED, STEP_NAMES, Role, role_of
 
 
@@ -34,6 +35,14 @@ class Form(Protocol):
 NOTHING = Found()
 
 
+def found_in(record: Mapping[str, Any], epochs: EpochSteps) -> Found | None:
+    """What a record holds by known names; None where it names no step."""
+    point = point_of_record(record, epochs, texts=True)
+    if point is None:
+        return None
+    return Found(point.step, {name: value for name, value in point.values.items() if role_of(name) is not Role.IGNORED})
+
+
 class TextTable:
     """A table with its names in the first row: in columns of blanks (fastai, spaCy, YOLO) or of bars (Rich, Markdown).
 
@@ -43,12 +52,11 @@ class TextTable:
     BARS = re.compile(r"[|│┃]")
     BLANKS = re.compile(r"\s{2,}|\t")
     WORD = re.compile(r"[A-Za-z_][\w./-]*")
-    NO_NAME = re.compile(r"[:=|]")
     DRAWN = re.compile(r"(\d+)%\|")  # a bar, drawn again and again until it is full
-    SHARE = re.compile(r"^(\d+)/\d+$")  # an epoch, as YOLO prints it
 
     def __init__(self) -> None:
         self.names: list[str] = []
+        self.epochs = EpochSteps()
 
     def feed(self, line: str) -> Found | None:
         """Read a row of the open table, or its head."""
@@ -71,18 +79,22 @@ class TextTable:
 
     def _head(self, line: str) -> list[str]:
         """The names of a head, a loss and a counter among them; none where it is no head."""
+        if ":" in line or "=" in line:
+            return []
         barred = self._cells(line)
+        if barred is None and "|" in line:
+            return []
         names = barred or [name for name in self.BLANKS.split(line.strip()) if name]
         words = line.removeprefix("#").split()  # `# step loss`, as `numpy.savetxt` writes it
         single = len(names) < 2 <= len(words) <= 40 and all(self.WORD.fullmatch(word) for word in words)
         if single and words[0].lower() in STEP_NAMES and any(role_of(word) is Role.LOSS for word in words):
             names = words
-        if len(names) < 2 or (len(names) < 3 and names != words and barred is None):
+        if len(names) < 2 or (len(names) < 3 and names != words and barred is None and "\t" not in line):
             return []
-        if any(number_in(name) is not None or self.NO_NAME.search(name) for name in names):
+        if any(number_in(name) is not None for name in names):
             return []
-        lowered = [name.lower() for name in names[:3]]
-        counted = "#" in lowered[:2] or any(name in STEP_NAMES for name in lowered)
+        names = ["step" if name == "#" else name for name in names]
+        counted = any(name.lower() in STEP_NAMES for name in names[:3])
         judged = any(role_of(name) in JUDGED for name in names)
         return names if counted and judged else []
 
@@ -93,18 +105,7 @@ class TextTable:
             return None
         if len(cells) < len(self.names) or (bar is None and len(cells) > len(self.names)):
             return None
-        row = {}
-        for name, cell in zip(self.names, cells, strict=False):
-            share = self.SHARE.match(cell)
-            number = number_in(share[1] if share else cell)
-            if number is not None:
-                row[name] = number
-        lowered = {name.lower(): name for name in row}
-        counter = lowered.get("#") or next((lowered[name] for name in STEP_NAMES if name in lowered), None)
-        if counter is None or row[counter] != row[counter] or row[counter] != int(row[counter]):
-            return None
-        values = {name: number for name, number in row.items() if role_of(name) is not Role.IGNORED}
-        return Found(int(row[counter]), values)
+        return found_in(dict(zip(self.names, cells, strict=False)), self.epochs)
 
 
 class FramedTable:
@@ -112,9 +113,9 @@ class FramedTable:
 
     FRAME = re.compile(r"^\s*[-+=]{8,}\s*$")
     CELL = re.compile(rf"^\s*\|\s*(?P<name>[^|]*?)\s*\|\s*(?P<value>{NUMBER})?(?P<unit>[KMBT])?\s*\|\s*$", re.IGNORECASE)
-    STEPS = ("total_timesteps", "step", "steps", "iteration", "num_updates", "total_steps")
 
     def __init__(self) -> None:
+        self.epochs = EpochSteps()
         self.cells: dict[str, float] | None = None  # None: no frame is open
         self.folder = ""
 
@@ -122,58 +123,17 @@ class FramedTable:
         """Read a row of the open frame; the frame's end gives the point."""
         if self.FRAME.match(line):
             cells, self.cells, self.folder = self.cells, {}, ""
-            return self._point(cells or {})
+            return found_in(cells or {}, self.epochs) or NOTHING
         if self.cells is None:
             return None
         cell = self.CELL.match(line)
         if cell is None:
-            self.cells = None
             return None
         if cell["value"] is not None:
             self.cells[f"{self.folder}{cell['name']}"] = number_of_text(cell["value"], cell["unit"])
         elif cell["name"].endswith("/"):
             self.folder = cell["name"]
         return NOTHING
-
-    def _point(self, cells: Mapping[str, float]) -> Found:
-        for known in self.STEPS:
-            for name, step in cells.items():
-                if name.rpartition("/")[2] == known:
-                    values = {one: value for one, value in cells.items() if role_of(one) is not Role.IGNORED}
-                    return Found(int(step), values)
-        return NOTHING
-
-
-class Block:
-    """A header with a step, `[step=12/90]`, and indented names below it: OLMo, Composer."""
-
-    HEADER = re.compile(
-        r"^(?:.*\s)?(?:\[epoch=(?P<epoch>\d+)\])?\[(?:step|batch|iter|iteration|token|sample)\s*=\s*(?P<at>\d[\d,]*)"
-        r"(?:/(?:(?P<of>\d+)|[\d,]+|\?+))?(?:\s*,[^\]]*)?\]\s*:?\s*(?:\{\s*)?$", re.IGNORECASE,
-    )  # fmt: skip
-
-    def __init__(self) -> None:
-        self.step: int | None = None  # of the header whose block is open
-        self.epochs = EpochSteps()
-
-    def feed(self, line: str) -> Found | None:
-        """Read a line of the open block, or a header."""
-        if self.step is not None:
-            if line[:1] in (" ", "\t") and line.strip():
-                return Found(self.step, fields_in(line))
-            if line.strip() in ("{", "}"):
-                return NOTHING
-            self.step = None
-        header = self.HEADER.match(line)
-        if header is None:
-            return None
-        self.step = whole(header["at"])
-        if header["of"] is not None and header["epoch"] is not None:
-            self.step += max(0, int(header["epoch"]) - 1) * int(header["of"])
-        elif header["epoch"] is not None:
-            self.step = self.epochs.step(float(header["epoch"]), self.step)
-        return NOTHING
-
 
 class Keras:
     """`Epoch 3/10`, and below it a bar that is drawn until it is full: only then it holds the means of the epoch."""
@@ -202,8 +162,8 @@ class Column:
 
     def feed(self, line: str) -> Found | None:
         """Read a row."""
-        row = self.ROW.match(line)
+        row = self.ROW.match(line) if " train " in line or "\ttrain" in line else None
         return None if row is None else Found(int(row["at"]), {"loss": number_of_text(row["value"], None)})
 
 
-FORMS: tuple[type[Form], ...] = (FramedTable, TextTable, Block, Keras, Column)
+FORMS: tuple[type[Form], ...] = (FramedTable, TextTable, Keras, Column)

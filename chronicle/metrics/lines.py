@@ -1,8 +1,8 @@
 """Parse the lines that trainers print.
 
-One general reader: a line is taken apart into `name: value`, `name=value` and (for names of the table) `name value`; the
-table of `rollback.channels` says what each name is, and the step is the counter that the line names (`COUNTERS`). Forms whose
-step and values stand in different lines are readers of their own (`forms.py`); lines of epochs and MLPerf's records are here.
+One general reader: a line is taken apart into named numbers, once for its shape (`shapes.py`); the table of `rollback.channels`
+says what each name is, and the step is the counter that the line names (`COUNTERS`). Here the lines come together: values below
+the line that names their step, epochs, ranks, records in braces. Tables and bars are readers of their own (`forms.py`).
 Each form has a sample in `tests/metrics/dialects.py`, with its source.
 
 Validation losses are no points. Prefixes of time, host and rank, ANSI colours, carriage returns and commas in numbers are
@@ -11,70 +11,30 @@ accepted; where several ranks print, the first one counts. A number that touches
 
 from __future__ import annotations
 
-import ast
-import datetime
-import json
 import math
 import re
 from collections import deque
 from collections.abc import Collection, Mapping
 from typing import Any
 
-from chronicle.metrics.counters import COUNT, EpochSteps, find_step, whole
-from chronicle.metrics.fields import VALUE, fields_in
+from chronicle.metrics.counters import THROUGH, EpochSteps, find_counter, whole
 from chronicle.metrics.forms import FORMS
 from chronicle.metrics.log import Point
-from chronicle.metrics.numbers import NUMBER, number_in, number_of_text
-from chronicle.metrics.records import point_of_record
-from chronicle.metrics.text import ANSI, PREFIX
-from rollback.channels import (
-    EVAL_WORDS,
-    HINTS,
-    JUDGED,
-    TELLING,
-    Role,
-    canonical_name,
-    printed_names,
-    role_of,
-)
+from chronicle.metrics.numbers import number_of_text
+from chronicle.metrics.records import SUMMARY, object_in, point_of_record
+from chronicle.metrics.shapes import VALUE, Shape, Shapes, fields_in
+from chronicle.metrics.text import ANSI, WRAPPED
+from rollback.channels import JUDGED, TELLING, Role, canonical_name, role_of
 
-BLANK = re.compile(  # a loss that was written and is no number
-    rf"(?<![\w/])(?:(?:train|training)[ _])?(?:{printed_names()})(?![\w/-])(?:\s*[:=]\s*|\s+(?:is\s+)?)"
-    r"['\"]?(?:none|null|nil|n/?a|<na>|skipped|-{2,}|\*{2,})(?![\w.-])['\"]?", re.IGNORECASE,
-)  # fmt: skip
-SAID = re.compile(  # `Loss is nan, stopping training`: a line without a step, often the last one
-    r"\bloss(?: value)? (?:is|was|became|has become|turned|=)(?: now)? (?:nan|[-+]?inf|not finite|non-?finite)\b"
-    r"|\b(?:nan|inf|infinite|non-?finite)(?: or inf)? (?:train(?:ing)? )?loss\b", re.IGNORECASE,
-)  # fmt: skip
-OTHER_LOSS = re.compile(rf"\b(?!value)(?:{EVAL_WORDS})\w*[_ /-]*loss\b|\bvl:|\btel:", re.IGNORECASE)
-EVALUATION = re.compile(rf"(?:^|[\s\[({{|])(?:{EVAL_WORDS})(?:[\s\])}}:|(]|$)", re.IGNORECASE)
-COUNT_WITHIN = re.compile(  # `Train loss 120 0.53`: the step comes first
-    r"\bloss (\d+) (?=[-+]?(?:\d+\.\d|nan|inf))", re.IGNORECASE
-)
-NUMBER_FIRST = re.compile(rf"({NUMBER}) (avg loss|loss|rate)(?=,)")  # `0.53, 0.61 avg loss, 0.001 rate,`
-STAMP = re.compile(r"(\d{4}-\d\d-\d\d)[ T](\d\d:\d\d:\d\d)")
+MOST_SEEN = 40
 RANK_FIRST = re.compile(
     r"^(?:\[default(\d+)\]:?|\(\w+ pid=(\d+)[^)]*\)|\[?rank[ _:=]?(\d+)\]?:?|(?P<first>\d+):(?!\d\d:\d\d)"
     r"|\[\d+,(\d+)\]<std\w+>:?) ?", re.IGNORECASE,
 )
 OURS = re.compile(r"chronicle(?: guard)?: | {6}(?:expected|found|where|likely): ")  # what chronicle says itself is no metric
-RANK = re.compile(r"\[default(\d+)\]|\[?\brank[ _:=]*(\d+)\b\]?|\bDP=(\d+)\|", re.IGNORECASE)
-
-EPOCH = re.compile(rf"\bepoch(?:s)?\s*[:=\[]?\s*{COUNT}", re.IGNORECASE)  # the last resort
-LEADS = re.compile(rf"\s*{COUNT}(?:\s*[:|]\s|/\d+(?=[ ,;:])(?!\s*\[))")  # a line that begins with its step: `120 | loss 0.53`
-ANNOUNCED = re.compile(
-    r"(?<![\w/.])(?:learning iteration\s+|(?:global[_ ]?step|iteration|step|completed step)\s*[:=]?\s*(?!\d[\d,]*\s*[/%]))"
-    + COUNT, re.IGNORECASE,
-)  # fmt: skip
-EPOCH_LINE = re.compile(  # a line that says which epoch begins, and nothing else
-    r"(?:^|[\s:>|\]=*#-])(?:start(?:ing)? )?epoch\s*[:#=]?\s*(?P<at>\d+)(?:\s*(?:/|of)\s*\d+)?\s*[:.=*#-]*\s*$", re.IGNORECASE
-)
-OTHER_EPOCH = re.compile(  # not that
-    r"\b(?:best|from|after|until|end|resum|load|sav|restor|checkpoint|eval|valid|test)", re.IGNORECASE
-)
 STEP_BEFORE = re.compile(r"(?:\b|_)(?:step|batch|iter|iteration)\s*[=:#]?\s*(\d[\d,]*)", re.IGNORECASE)
+MLPERF_STEPS = ("step", "step_num", "iteration", "samples_count", "epoch_num")
 KEY_BEFORE = re.compile(r"(\w+):\s*$")
-EPOCH_MEAN = re.compile(r"\| train \| epoch \d+ \|")  # fairseq: where single steps are printed too, no point of its own
 TOUCHES_END = re.compile(r"[\w.,+-]+$")  # of a cut line: it may go on behind the cut
 SAME = 5e-4  # of a number: three digits of it
 OTHERS_AT_MOST = 20  # lines in a row by another counter
@@ -99,10 +59,11 @@ class PrintedLines:
         self._form: Collection[str] = ()  # the names of the line that began it
         self._recent: deque[int] = deque(maxlen=RECENT_STEPS)
         self._rank: str | None = None
-        self._loss: Point | None = None  # the last step with a loss, and this loss as NaN
+        self._loss: tuple[int, str] | None = None  # the last step with a loss, and the name of this
         self._announced: int | None = None  # the step of a line without values: those of the lines below it
         self._told: set[str] = set()  # the names found below it
-        self._held: dict[str, float] | None = None  # below a line that names an epoch: what waits for a loss
+        self._held: dict[str, float] | None = None  # what waits for a loss; None below the header of a block
+        self._of_epoch = False  # whether that line named an epoch
         self._lines_of_epochs: bool | None = None  # whether each epoch is one record of such lines; the second one shows it
         self._first_epoch: Point | None = None
         self._finer, self._since = 0, 0  # lines with a loss and a counter of steps: all, and since an epoch's own line
@@ -110,6 +71,8 @@ class PrintedLines:
         self._last_step: int | None = None
         self._others = 0  # lines since then that name another
         self._forms = [form() for form in FORMS]
+        self._shapes = Shapes()
+        self._channels: dict[str, str] = {}
         self._inner = False
         self._epochs = EpochSteps()
         self._owners: dict[str, str] = {}
@@ -119,8 +82,14 @@ class PrintedLines:
 
     def feed(self, line: str) -> list[Point]:
         """Read one line; `\\r` inside it was made a line end by the caller."""
-        found = self.parse(line)
+        found = self(line)
         return [] if found is None else self._join(found)
+
+    def __call__(self, line: str) -> Point | None:
+        """What one line adds, as `parse` has it; the next line that names no step is of the one after this."""
+        if (found := self.parse(line)) is not None:
+            self._counted = max(self._counted, found.step) + 1
+        return found
 
     def flush(self) -> list[Point]:
         """Return the point that waits for further lines of its step."""
@@ -130,13 +99,8 @@ class PrintedLines:
         self._row += 1
         return [pending._replace(row=self._row - 1)]
 
-    def passed(self, step: int) -> None:
-        """A line of this step was read: the next line that names none is of the one after it."""
-        self._counted = max(self._counted, step) + 1
-
     def _join(self, found: Point) -> list[Point]:
         """Add what a line said to the point of its step, or end that point and begin another."""
-        self.passed(found.step)
         pending = self._pending
         if pending is not None and pending.step == found.step:
             if self._is_added(found.values, pending):
@@ -173,6 +137,8 @@ class PrintedLines:
         """Return what one line adds: a point, or the part of one."""
         if "\x1b" in line:
             line = ANSI.sub("", line)
+        if line.startswith(WRAPPED):
+            line = str((object_in(line.strip()) or {}).get("log", line))
         whole_line = line.rstrip("\r\n")
         line = TOUCHES_END.sub("", line) if whole_line == line else whole_line
         if OURS.match(line) is not None:
@@ -184,27 +150,24 @@ class PrintedLines:
             if found is not None or self._heard is not None or not ranked["first"] or not self._is_count(int(ranked["first"])):
                 return found
         line = line.replace("'s ", "-")  # LightGBM: "training's binary_logloss"
-        if "loss " in line or "loss," in line:
-            line = NUMBER_FIRST.sub(r"\2: \1", COUNT_WITHIN.sub(r"step \1 loss ", line))
-        whole, line = line, PREFIX.sub("", line, count=1) if line[:1] in "0123456789[ADFJMNOS" else line
+        shape = self._shapes.of(line)
+        plain = line[shape.plain :] if shape.plain else line
         if self._named_by:
-            asked = self._parse_asked(line)
+            asked = self._parse_asked(line, shape)
             if asked is not None:
                 return asked
         for form in self._forms:
-            known = form.feed(line)
+            known = form.feed(plain)
             if known is not None:
-                return Point(0, known.step, _time(line), self._named(known.values)) if _tells(known.values) else None
-        begins = EPOCH_LINE.search(line)
-        if begins is not None and OTHER_EPOCH.search(line) is None:
-            return self._begin_epoch(int(begins["at"]))
-        plain, line = line, whole
-        if not any(hint in line for hint in HINTS):
-            self._announce(plain)
+                return Point(0, known.step, shape.time_in(line), self._named(known.values)) if _tells(known.values) else None
+        if shape.begins_epoch is not None:
+            return self._begin_epoch(int(line[shape.begins_epoch]))
+        if not shape.is_hinted:
+            self._announce(line, shape)
             return None
-        if self._is_other_rank(line):
+        if self._is_other_rank(line, shape):
             return None
-        return self._parse_plain(line, plain)
+        return self._parse_plain(line, shape)
 
     def _is_count(self, number: int) -> bool:
         """Whether the number that lines begin with, and no rank was told by, counts: it rises from line to line."""
@@ -212,17 +175,21 @@ class PrintedLines:
         self._falls = self._falls or not rises
         return not self._falls
 
-    def _parse_asked(self, line: str) -> Point | None:
+    def _parse_asked(self, line: str, shape: Shape) -> Point | None:
         """Read the names that a person gave (`name: value`, `name=value`, `name value`) and what else is known."""
         found = {}
         for name in self._named_by:
             at = re.search(rf"(?<![\w./]){re.escape(name)}\s*[:=]?\s*{VALUE}", line)
             if at is not None:
                 found[name] = number_of_text(at["value"], at["unit"])
-        count = found.pop(self._step, None) if self._step is not None else find_step(line, self._epochs)[1]
+        if self._step is not None:
+            count = found.pop(self._step, None)
+        else:
+            counter = find_counter(line)
+            count = None if counter is None else counter.step_in(line, self._epochs)
         if not found or count is None or count != int(count):
             return None
-        return Point(0, int(count), _time(line), {**self._named(fields_in(line, self.names)), **found})
+        return Point(0, int(count), shape.time_in(line), {**self._named(fields_in(line)), **found})
 
     def _parse_ranked(self, rank: str, line: str) -> Point | None:
         """Read a line that began with its rank; what other ranks print of the same steps is left out."""
@@ -235,47 +202,54 @@ class PrintedLines:
             self._heard = rank
         return found
 
-    def _parse_plain(self, line: str, plain: str) -> Point | None:
+    def _parse_plain(self, line: str, shape: Shape) -> Point | None:
         if "{" in line:
             point = _parse_braces(line, self._counted, self._epochs)
+            if point is not None and point.counted and self._counter is not None:
+                return None  # other lines name their steps
             if point is not None and (point.values or self._counted > 0):
-                return point
-        if "\t" not in line and EVALUATION.search(line) and not re.search(r"\btrain(?!\w*\.py)", line, re.IGNORECASE):
+                return point._replace(time=point.time or shape.time_in(line))
+        self._inner = self._inner or shape.is_inner
+        if shape.is_evaluation or (self._inner and shape.is_epoch_mean):
             return None
-        self._inner = self._inner or "| train_inner |" in line
-        if self._inner and EPOCH_MEAN.search(line):
+        if len(self.names) < MOST_SEEN:
+            self.names.update(dict.fromkeys(shape.names))
+        if self._is_epoch_mean(shape):
             return None
-        if OTHER_LOSS.search(line) and not re.search(r"\bepoch\b", line, re.IGNORECASE):
-            return None
-        counter, found = find_step(line, self._epochs)
-        counted = found is not None
-        if found is None and (leads := LEADS.match(plain)) is not None:
-            found = self._epochs.plain(whole(leads["at"]))
-        values = fields_in(line, self.names)
-        loss = next((name for name in values if role_of(name) is Role.LOSS), None)
-        told = loss is not None or any(role_of(name) is Role.SOURCE for name in values)
-        if counted:
-            found = self._by_one_counter(counter, found, told=told)
-        if counted and told:
-            self._finer, self._since = self._finer + 1, self._since + 1
-        elif found is None and (epoch := EPOCH.search(line)) is not None:
-            if self._finer and (self._since or not told):  # the mean of an epoch whose steps are printed
-                self._since = 0 if told else self._since
-                return None
-            found = self._epochs.plain(whole(epoch["at"]))
-        blank = loss is None and self._loss is not None and BLANK.search(line) is not None
-        if blank:
-            values = fields_in(BLANK.sub(" ", line), self.names)
+        found = self._step_of(line, shape)
+        values = shape.values_in(line)
+        blank = shape.is_blank and self._loss is not None
         if found is None:
-            return self._loss if self._loss is not None and SAID.search(line) else self._below(values)
-        if not blank and not _tells(values):
-            self._announce(line)
+            if shape.says_lost and self._loss is not None:
+                step, name = self._loss
+                return Point(0, step, None, self._named({name: math.nan}))
+            return self._below(values)
+        if not blank and not shape.tells:
+            self._announce(line, shape)
             return None
         self._announced = None
-        named = self._named(values)
-        if loss is not None:
-            self._loss = Point(0, found, None, dict.fromkeys(self._named({loss: 0.0}), math.nan))
-        return Point(0, found, _time(line), named)
+        if shape.loss is not None:
+            self._loss = (found, shape.loss)
+        return Point(0, found, shape.time_in(line), self._named(values))
+
+    def _is_epoch_mean(self, shape: Shape) -> bool:
+        """Whether this is the mean of an epoch whose steps are printed: it names an epoch, and no step."""
+        if shape.counter is not None or shape.leads is not None or shape.epoch is None or not self._finer:
+            return False
+        is_mean = self._since > 0 or not shape.measures
+        self._since = 0 if shape.measures else self._since
+        return is_mean
+
+    def _step_of(self, line: str, shape: Shape) -> int | None:
+        """The step by the counter that the line names, by the number that it begins with, or by its epoch."""
+        if shape.counter is not None:
+            step = shape.counter.step_in(line, self._epochs)
+            if shape.measures:
+                self._finer, self._since = self._finer + 1, self._since + 1
+            return self._by_one_counter(shape.counter.place, step, told=shape.measures)
+        if shape.leads is not None:
+            return self._epochs.plain(whole(line[shape.leads]))
+        return None if shape.epoch is None else self._epochs.plain(whole(line[shape.epoch]))
 
     def _by_one_counter(self, counter: int | None, step: int | None, *, told: bool) -> int | None:
         """The step by the counter of the first line with a loss: a line that counts by another one is of the last step.
@@ -300,7 +274,8 @@ class PrintedLines:
         if first is not None:
             self._lines_of_epochs = True
         if not self._finer and self._lines_of_epochs is not False:
-            self._announced, self._told, self._held = epoch, set(), {}
+            self._announced, self._told = epoch, set()
+            self._held, self._of_epoch = {}, True
         return first
 
     def _take_first_epoch(self) -> Point | None:
@@ -308,49 +283,54 @@ class PrintedLines:
         first, self._first_epoch = self._first_epoch, None
         return None if self._finer else first
 
-    def _announce(self, line: str) -> None:
+    def _announce(self, line: str, shape: Shape) -> None:
         """Remember the step of a line that holds nothing else, as a header does: values may stand in the lines below it."""
-        found = None if EVALUATION.search(line) else ANNOUNCED.search(line)
-        if found is not None:
-            self._announced, self._told, self._held = whole(found["at"]), set(), None
+        if shape.announced is not None:
+            is_block = shape.announced.place != THROUGH  # it names the step as its own
+            self._finer += is_block
+            self._announced, self._told = shape.announced.step_in(line, self._epochs), set()
+            self._held, self._of_epoch = None if is_block else {}, False
 
     def _below(self, values: Mapping[str, float]) -> Point | None:
         """The part of a point that stands in a line without a step, below the line that named it; each name once."""
         if self._announced is None or not values.keys() or values.keys() & self._told:
             if values.keys() & self._told:
                 self._announced = None  # these lines do not belong to that one
-                if self._held is not None and not self._lines_of_epochs:
+                if self._of_epoch and not self._lines_of_epochs:
                     self._lines_of_epochs, self._first_epoch = False, None  # several in an epoch, and none is counted
             return None
         self._told |= values.keys()
-        if self._held is not None:  # an epoch's LR may stand above its loss
+        if self._held is not None:  # the LR may stand above the loss
             self._held |= values
             if not _is_judged(self._held):
                 return None
-            values, self._held = self._held, {}
-            if not self._lines_of_epochs:
+            values, self._held = self._held, {} if self._of_epoch else None
+            if self._of_epoch and not self._lines_of_epochs:
                 known = self._first_epoch.values if self._first_epoch is not None else {}
                 self._first_epoch = Point(0, self._announced, None, {**known, **self._named(values)})
                 return None
         return Point(0, self._announced, None, self._named(values)) if _tells(values) else None
 
     def _named(self, values: Mapping[str, float]) -> dict[str, float]:
-        """Give each name one channel: `lm loss` is `loss`, unless another name of this log is."""
-        named: dict[str, float] = {}
-        for tag, value in values.items():
-            channel = canonical_name(tag)
-            owner = self._owners.setdefault(channel, tag)
-            named[channel if owner == tag else tag if self._owners.setdefault(tag, tag) == tag else f"{tag} (2)"] = value
-        return named
+        """Give each name one channel."""
+        channels = self._channels
+        return {channels.get(tag) or self._channel(tag): value for tag, value in values.items()}
 
-    def _is_other_rank(self, line: str) -> bool:
+    def _channel(self, tag: str) -> str:
+        """The channel of a name: `lm loss` is `loss`, unless another name of this log is."""
+        channel = canonical_name(tag)
+        if self._owners.setdefault(channel, tag) != tag:
+            channel = tag if self._owners.setdefault(tag, tag) == tag else f"{tag} (2)"
+        self._channels[tag] = channel
+        return channel
+
+    def _is_other_rank(self, line: str, shape: Shape) -> bool:
         """Whether another rank than the first one seen printed this line."""
-        found = RANK.search(line)
-        if found is None:
+        if shape.rank is None:
             return False
-        rank = next(part for part in found.groups() if part is not None)
-        if self._rank is None and find_step(line, EpochSteps())[1] is not None:
-            self._rank = rank if _tells(fields_in(line)) else None
+        rank = line[shape.rank]
+        if self._rank is None and shape.counter is not None and shape.tells:
+            self._rank = rank
         return self._rank is not None and rank != self._rank
 
 
@@ -370,55 +350,30 @@ def _is_judged(values: Mapping[str, float]) -> bool:
 def _parse_braces(line: str, counted: int, epochs: EpochSteps) -> Point | None:
     """Parse a record inside a line: Trainer's dictionaries, JSON behind a prefix (fairseq), MLPerf's records."""
     start, end = line.find("{"), line.rfind("}")
-    text = line[start : end + 1]
-    record: Any = None
-    try:
-        record = json.loads(text)
-    except (ValueError, RecursionError):
-        try:
-            record = ast.literal_eval(text.replace(": nan", ": 'nan'").replace(": inf", ": 'inf'"))
-        except (ValueError, SyntaxError, MemoryError, RecursionError):
-            return None
-    if not isinstance(record, dict):
+    record = object_in(line[start : end + 1])
+    if record is None:
         return None
     if "event_type" in record and "key" in record:
-        return _parse_mlperf(record)
-    if ":::MLP" in line and (key := KEY_BEFORE.search(line[:start])) is not None:  # the form of before v0.6
-        return _parse_mlperf({"key": key[1], "value": record.get("value"), "metadata": record})
+        record = _of_mlperf(str(record["key"]), record.get("value"), record.get("metadata") or {}, record.get("time_ms"))
+    elif ":::MLP" in line and (key := KEY_BEFORE.search(line[:start])) is not None:  # the form of before v0.6
+        record = _of_mlperf(key[1], record.get("value"), record, None)
     before = STEP_BEFORE.search(line[:start])
-    counted = counted if before is None else whole(before[1])
-    point = point_of_record(record, epochs, counted=counted, texts=True)
-    if point is None or (point.values and not _tells(point.values)) or "train_runtime" in record:
+    point = point_of_record(record, epochs, counted=counted if before is None else whole(before[1]), texts=True)
+    if point is None or (point.values and not _tells(point.values)) or SUMMARY in record:
         return None
-    if point.counted and before is None and point.values and not _is_judged(dict.fromkeys(map(str, record), 0.0)):
+    is_counted = point.counted and before is None
+    if is_counted and point.values and not _is_judged(dict.fromkeys(map(str, record), 0.0)):
         return None  # a setting: a line without a step makes one only where it holds a loss
-    named = {canonical_name(name): value for name, value in point.values.items()}
-    return point._replace(time=_time(line), values=named, counted=point.counted and before is None)
+    named: dict[str, float] = {}
+    for name, value in point.values.items():
+        channel = canonical_name(name)
+        named[name if channel in named else channel] = value
+    return point._replace(values=named, counted=is_counted)
 
 
-def _parse_mlperf(record: Mapping[str, Any]) -> Point | None:
-    meta = record.get("metadata") or {}
-    found = next((meta[name] for name in ("step", "step_num", "iteration", "samples_count", "epoch_num") if name in meta), None)
-    value = record.get("value")
-    fields = value if isinstance(value, dict) else {str(record["key"]): value}
-    values = {}
-    for name, cell in {**fields, **meta}.items():
-        number = number_in(cell)
-        if number is not None and role_of(str(name)) is not Role.IGNORED:
-            values[str(name)] = float(number)
-    if not isinstance(found, int | float) or not _tells(values):
-        return None
-    stamp = record.get("time_ms")
-    return Point(0, int(found), stamp / 1000 if isinstance(stamp, int | float) else None, values)
-
-
-def _time(line: str) -> float | None:
-    """Return the time stamp of a line in seconds since the epoch, read as UTC; only differences are used."""
-    stamp = STAMP.search(line)
-    if stamp is None:
-        return None
-    try:
-        moment = datetime.datetime.fromisoformat(f"{stamp[1]}T{stamp[2]}+00:00")
-    except ValueError:
-        return None
-    return moment.timestamp()
+def _of_mlperf(key: str, value: object, meta: Mapping[str, Any], milliseconds: float | None) -> dict[str, Any]:
+    """A record of MLPerf as one of names and numbers; empty where it names no step."""
+    step = next((meta[name] for name in MLPERF_STEPS if name in meta), None)
+    fields = {**(value if isinstance(value, dict) else {key: value}), **meta}
+    known = {name: cell for name, cell in fields.items() if role_of(str(name)) is not Role.IGNORED}
+    return {} if step is None else {**known, "step": step, "t": None if milliseconds is None else milliseconds / 1000}

@@ -15,7 +15,7 @@ import json
 import math
 import os
 import time as clock
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, Self
 
@@ -32,8 +32,6 @@ class Point(NamedTuple):
 
     `launch` numbers the sessions of logs that hold several (event files, restarts); None where there is one. `counted`: the log
     names no step here, its points were counted.
-
-    A tuple, not a dataclass: half a million of them are made when a finished run is scanned.
     """
 
     row: int
@@ -44,19 +42,31 @@ class Point(NamedTuple):
     counted: bool = False
 
 
-def gather(measured: Iterable[tuple[int, float, Mapping[str, float]]]) -> Iterator[Point]:
-    """Points of (step, seconds, values) that come one by one: a point ends where the step changes or a name repeats."""
-    row, point = 0, Point(0, 0, None, {})
-    for step, seconds, values in measured:
-        if point.values and (step != point.step or point.values.keys() & values.keys()):
-            yield point
-            row += 1
-            point = Point(row, step, seconds, {})
-        elif not point.values:
-            point = Point(row, step, seconds, {})
-        point = point._replace(values={**point.values, **values})
-    if point.values:
-        yield point
+def join_steps(points: Iterable[Point]) -> Iterator[Point]:
+    """Make one point of neighbours with the same step that measured different channels."""
+    pending: Point | None = None
+    for point in points:
+        is_same = pending is not None and point.step == pending.step and point.launch == pending.launch
+        if pending is not None and is_same and pending.values.keys().isdisjoint(point.values):
+            pending = pending._replace(values={**pending.values, **point.values})
+            continue
+        if pending is not None:
+            yield pending
+        pending = point
+    if pending is not None:
+        yield pending
+
+
+def number_rows(points: Iterable[Point]) -> Iterator[Point]:
+    """The points with their rows counted from 0."""
+    return (point._replace(row=row) for row, point in enumerate(points))
+
+
+def points_of_launches(launches: Sequence[Iterable[Point]]) -> Iterator[Point]:
+    """The points of the launches of one run, one after the other; of a single launch they name none."""
+    for number, points in enumerate(launches):
+        for point in points:
+            yield point._replace(launch=number if len(launches) > 1 else None)
 
 
 def unread_bytes(path: Path, size: int) -> str:

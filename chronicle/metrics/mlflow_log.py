@@ -14,7 +14,7 @@ from contextlib import closing, contextmanager
 from pathlib import Path
 
 from chronicle.errors import UsageProblem
-from chronicle.metrics.log import Point, gather
+from chronicle.metrics.log import Point, join_steps, number_rows, points_of_launches
 
 SQLITE_HEAD = b"SQLite format 3\0"
 LOCK_SECONDS = 5.0  # how long a writer of the database is waited for
@@ -88,23 +88,23 @@ def read_database(path: Path, run: str | None) -> Iterator[Point]:
     """Yield the points of one run of a SQLite store; raises WhichRun when it holds several and none is named."""
     with open_store(path, *NO_STORE) as store:
         members = _members(path, store, run)
-        measured = [list(_measured(store, member)) for member in members]
-    row = 0
-    for number, rows in enumerate(measured):
-        for point in points_of(rows):
-            yield point._replace(row=row, launch=number if len(members) > 1 else None)
-            row += 1
+        launches = [list(points_of(_measured(store, member))) for member in members]
+    yield from number_rows(points_of_launches(launches))
 
 
 def list_mlflow_runs(path: Path) -> dict[str, str]:
     """The runs of a SQLite store that are under no other run, and hold metrics or have runs under them that do: id -> name."""
     query = "SELECT run_uuid, name FROM runs WHERE lifecycle_stage != 'deleted' ORDER BY start_time"
     with open_store(path, *NO_STORE) as store:
-        measured = {row[0] for row in store.execute("SELECT DISTINCT run_uuid FROM metrics")}
-        parent = dict(store.execute(NESTED).fetchall())
-        rows = store.execute(query).fetchall()
-    outermost = {parent.get(one, one) for one in measured}
-    return {one: name or "" for one, name in rows if one in outermost}
+        outermost = {parent or one for one, parent in _measured_runs(store).items()}
+        return {one: name or "" for one, name in store.execute(query) if one in outermost}
+
+
+def _measured_runs(store: sqlite3.Connection) -> dict[str, str | None]:
+    """The runs with metrics, each with the run that it is nested under."""
+    parent = dict(store.execute(NESTED).fetchall()) if columns_of(store, "tags") else {}
+    rows = store.execute("SELECT DISTINCT run_uuid FROM metrics ORDER BY run_uuid")
+    return {row[0]: parent.get(row[0]) for row in rows}
 
 
 def _measured(store: sqlite3.Connection, run: str) -> Iterator[Measurement]:
@@ -115,24 +115,24 @@ def _measured(store: sqlite3.Connection, run: str) -> Iterator[Measurement]:
 
 def _members(path: Path, store: sqlite3.Connection, run: str | None) -> list[str]:
     """Return the run that is meant and the runs nested under it, in the order of their start; only those with metrics."""
-    measured = [row[0] for row in store.execute("SELECT DISTINCT run_uuid FROM metrics ORDER BY run_uuid")]
+    measured = _measured_runs(store)
     if not measured:
         return []  # a run that has just begun
-    parent = dict(store.execute(NESTED).fetchall()) if columns_of(store, "tags") else {}
     started = {}
     if columns_of(store, "runs"):
         started = dict(store.execute("SELECT run_uuid, start_time FROM runs").fetchall())
-    outermost = sorted({parent.get(name, name) for name in measured})
+    outermost = sorted({parent or name for name, parent in measured.items()})
     known = outermost if run is None else sorted({*outermost, *measured})
     hits = [name for name in known if run is None or name.startswith(run)]
     if len(hits) != 1:
         listed = ", ".join(outermost[:8])
         raise WhichRun(f"`{path}` holds {len(outermost)} runs with metrics: {listed}", f"name one: {path}#RUN")
-    found = [name for name in measured if hits[0] in (name, parent.get(name))]
+    found = [name for name, parent in measured.items() if hits[0] in (name, parent)]
     return sorted(found, key=lambda name: (started.get(name) or 0, name))
 
 
 def points_of(measured: Iterable[Measurement]) -> Iterator[Point]:
     """Yield one point per step in the order of measurement, so that a rewind stays a rewind."""
     in_time = sorted(measured, key=lambda item: (item[1], item[0]))
-    yield from gather((step, seconds, {name: value}) for step, seconds, name, value in in_time)
+    points = (Point(0, step, seconds, {name: value}) for step, seconds, name, value in in_time)
+    return number_rows(join_steps(points))

@@ -10,15 +10,17 @@ NOT_A_NUMBER = r"nan(?:\(\w*\)|\.0+)?|1\.#(?!INF)\w+"  # `nan.0` is Lightning's 
 INFINITE = r"inf(?:inity)?(?:\.0+)?|1\.#INF\w*"
 NUMBER = rf"[-+]?(?:{NOT_A_NUMBER}|{INFINITE}|\d[\d,]*\.?\d*(?:[eE][-+]?\d+)?|\.\d+(?:[eE][-+]?\d+)?)"
 UNITS = {"K": 1e3, "M": 1e6, "B": 1e9, "T": 1e12}
+THOUSANDS = re.compile(r"[-+]?\d{1,3}(?:,\d{3})+(?:\.\d+)?")
 NON_FINITE_TEXT = re.compile(rf"\s*[-+]?(?:(?:{NOT_A_NUMBER})|(?P<infinite>{INFINITE}))\s*", re.IGNORECASE)
 
 
 def number_of_text(text: str, unit: str | None) -> float:
     """Return the number that `NUMBER` matched, times its unit."""
-    number = non_finite(text)
-    if number is not None:
-        return number
-    return float(text.replace(",", "")) * (UNITS[unit.upper()] if unit else 1.0)
+    try:
+        number = float(text.replace(",", ""))
+    except ValueError:
+        return non_finite(text) or math.nan
+    return number * UNITS[unit.upper()] if unit else number
 
 
 def non_finite(text: str) -> float | None:
@@ -37,10 +39,11 @@ def json_number(value: float) -> float | str:
 
 
 def number_in(value: object) -> float | None:
-    """Return a JSON value as a number: `2.5`, `"2.5"`, `"NaN"`; None for anything else."""
+    """Return a JSON value or a cell as a number: `2.5`, `"2.5"`, `"NaN"`, `"1,200"`; None for anything else."""
     if isinstance(value, bool) or not isinstance(value, int | float | str):
         return None
     try:
         return value if isinstance(value, int) else float(value)
     except ValueError:
-        return non_finite(value) if isinstance(value, str) else None
+        text = str(value)
+    return float(text.replace(",", "")) if THOUSANDS.fullmatch(text) else non_finite(text)

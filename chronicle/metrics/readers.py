@@ -10,39 +10,42 @@ printed lines that the general reader does not know is one regular expression in
 
 from __future__ import annotations
 
-import json
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from chronicle.errors import UsageProblem
+from chronicle.metrics.counters import EpochSteps
 from chronicle.metrics.lines import PrintedLines
-from chronicle.metrics.log import ATTEMPT_MARK, Point, parse_line, read_metrics
+from chronicle.metrics.log import ATTEMPT_MARK, Point, join_steps, number_rows, parse_line, read_metrics
 from chronicle.metrics.mlflow_log import SQLITE_HEAD, is_file_store_run, read_database, read_file_store, split_store
 from chronicle.metrics.numbers import number_in
 from chronicle.metrics.records import (
-    JsonLines,
+    RecordLines,
     TableLines,
     find_header,
-    join_steps,
+    json_object,
+    places_of,
+    point_of_record,
     read_csv,
     read_document,
-    read_json_lines,
 )
 from chronicle.metrics.run_tables import read_runs_of_table
 from chronicle.metrics.tensorboard_log import is_event_file, read_event_files
-from chronicle.metrics.text import ANSI, encoding_of, is_gzip, log_lines, read_head
+from chronicle.metrics.text import ANSI, SNIFF_BYTES, WRAPPED, encoding_of, is_gzip, log_lines, read_head
 from chronicle.metrics.trackio_log import is_trackio_database, read_trackio
 from chronicle.metrics.wandb_log import HEAD as WANDB_HEAD
 from chronicle.metrics.wandb_log import read_wandb, wandb_files
-from rollback.channels import JUDGED, STEP_NAMES, TIME_NAMES, LossKind, Role, role_of, totality_of, value_of
+from rollback.channels import JUDGED, LossKind, Role, role_of, totality_of, value_of
 from rollback.errors import one_line
 
 SHOWN_NAMES = 24  # names that a message lists
 SHOWN_LINES = 40  # lines in which they are sought
+HEAD_LINES = 20  # that tell JSON from other text
 BINARY = ("TensorBoard", "MLflow", "W&B", "trackio")  # forms that are no text
 STANDING_SHARE = 0.8  # of the points repeat the step before: that is no step
 COUNTED = " (counted: the log names no step; --step NAME where it does)"
@@ -131,7 +134,7 @@ def read_log(path: Path, reading: LogReading = PLAIN, left_out: list[str] | None
     for point in _open(path, reading, seen, left_out):
         found = True
         yield point
-    if not found and not _is_empty_table(path, reading):
+    if not found and not (path.is_file() and form_of(path, reading) == "table"):  # a table may have no rows yet
         raise unread_log(path, reading, seen)
 
 
@@ -169,15 +172,10 @@ def columns_in(form: str, text: str) -> list[str]:
     return [name for name in dict.fromkeys(named) if name]
 
 
-def _is_empty_table(path: Path, reading: LogReading) -> bool:
-    """Whether this is a table that has no rows yet: nothing is wrong with it."""
-    return path.is_file() and form_of(path, reading) == "table"
-
-
 def _open(path: Path, reading: LogReading, seen: dict[str, None], left_out: list[str] | None) -> Iterator[Point]:
     form = form_of(path, reading)
     if reading.pattern is not None and form not in BINARY:
-        return _read_taught(path, reading.pattern)
+        return _read_lines(path, partial(parse_taught, pattern=reading.pattern))
     if form == "MLflow":
         return read_file_store(path) if path.is_dir() else read_database(*split_store(path))
     if form == "TensorBoard":
@@ -191,7 +189,7 @@ def _open(path: Path, reading: LogReading, seen: dict[str, None], left_out: list
     if form == "metrics.jsonl":
         return read_metrics(path)
     if form == "JSONL":
-        return read_json_lines(path, reading.step)
+        return _read_lines(path, RecordLines(reading.step))
     if form == "table":
         runs = None if reading.step or reading.names else read_runs_of_table(path)
         return iter(*runs.values()) if runs is not None and len(runs) == 1 else read_csv(path, reading.step, reading.names)
@@ -205,60 +203,40 @@ def form_of(path: Path, reading: LogReading = PLAIN) -> str:
         return "trackio" if is_trackio_database(store) else "MLflow"
     if path.is_dir():
         return "MLflow" if is_file_store_run(path) else "W&B" if wandb_files(path) else "TensorBoard"
-    head = read_head(path)
+    head = read_head(path).lstrip()
     if head.startswith(SQLITE_HEAD):
         return "trackio" if is_trackio_database(path) else "MLflow"
     if head.startswith(WANDB_HEAD):
         return "W&B"
     if is_event_file(path):
         return "TensorBoard"
-    if _is_one_document(path, head):
+    records = _objects_in(head)
+    if path.suffix == ".json" and head[:1] in (b"{", b"[") and not _are_lines(head, records):
         return "JSON"
-    if head.lstrip().startswith(b"{") and _is_json_line(head):
+    if head.startswith(b"{") and not head.startswith(WRAPPED.encode()) and records:
         return "metrics.jsonl" if _is_ours(head) and not is_gzip(path) else "JSONL"
-    if _is_table(head, reading.names):
-        return "table"
-    return "printed lines"
+    lines = head.decode(encoding_of(head), errors="replace").splitlines()
+    return "printed lines" if find_header(lines, reading.names) is None else "table"
 
 
-def _is_one_document(path: Path, head: bytes) -> bool:
-    """Whether a `.json` file is one object or list over many lines, not one object per line."""
-    if path.suffix != ".json" or head.lstrip()[:1] not in (b"{", b"["):
-        return False
-    lines = head.splitlines()
-    if len(lines) == 1 and b'"log_history"' not in head:
-        return not _is_step_record(lines[0]) or len(head) >= 1 << 16
-    return not _is_json_line(head)
+def _objects_in(head: bytes) -> list[Mapping[str, Any]]:
+    """The first lines that are a JSON object each; Trainer's state is none, though it may be one line."""
+    lines = (json_object(line.decode("utf-8", "replace")) for line in head.splitlines()[:HEAD_LINES] if line[:1] == b"{")
+    return [record for record in lines if record is not None and "log_history" not in record]
 
 
-def _is_step_record(line: bytes) -> bool:
-    try:
-        record = json.loads(line)
-    except (ValueError, RecursionError):
-        return False
-    return isinstance(record, dict) and any(number_in(record.get(name)) is not None for name in STEP_NAMES)
-
-
-def _is_json_line(head: bytes) -> bool:
-    for line in head.splitlines()[:20]:
-        try:
-            if isinstance(json.loads(line), dict) and b"log_history" not in line:
-                return True
-        except (ValueError, RecursionError):
-            continue
-    return False
+def _are_lines(head: bytes, records: Sequence[Mapping[str, Any]]) -> bool:
+    """Whether a `.json` file is one object a line, and not one object or list over many lines, or one without a step."""
+    if len(head.splitlines()) > 1 or not records:
+        return bool(records)
+    return len(head) < SNIFF_BYTES and places_of(tuple(records[0])).step is not None
 
 
 def _is_ours(head: bytes) -> bool:
     """Whether the lines are those of our own writer; other JSON lines go to the reader that knows more names."""
-    lines = head.lstrip().split(b"\n", 2)
+    lines = head.split(b"\n", 2)
     first = lines[1] if lines[0].startswith(ATTEMPT_MARK) and len(lines) > 1 else lines[0]
-    point = parse_line(first)
-    return first.startswith(b'{"step":') and point is not None and b'"t":' in first
-
-
-def _is_table(head: bytes, named: frozenset[str]) -> bool:
-    return find_header(head.decode(encoding_of(head), errors="replace").splitlines(), named) is not None
+    return first.startswith(b'{"step":') and b'"t":' in first and parse_line(first) is not None
 
 
 def _read_text(path: Path, seen: dict[str, None], reading: LogReading) -> Iterator[Point]:
@@ -269,11 +247,9 @@ def _read_text(path: Path, seen: dict[str, None], reading: LogReading) -> Iterat
     yield from log.flush()
 
 
-def _read_taught(path: Path, pattern: re.Pattern[str]) -> Iterator[Point]:
-    """Yield the points of the lines that a taught format matches."""
-    points = (point for line in log_lines(path) if (point := parse_taught(line, pattern)) is not None)
-    for row, point in enumerate(join_steps(points)):
-        yield point._replace(row=row)
+def _read_lines(path: Path, parse: Callable[[str], Point | None]) -> Iterator[Point]:
+    """Yield the points of the lines that a reader knows."""
+    return number_rows(join_steps(point for line in log_lines(path) if (point := parse(line)) is not None))
 
 
 def parse_taught(line: str, pattern: re.Pattern[str]) -> Point | None:
@@ -281,40 +257,35 @@ def parse_taught(line: str, pattern: re.Pattern[str]) -> Point | None:
     found = pattern.search(ANSI.sub("", line))
     if found is None or (not line.endswith("\n") and found.end() == len(line)):
         return None
-    groups = {name: number_in(text.replace(",", "")) for name, text in found.groupdict().items() if text is not None}
-    step = groups.pop("step", None)
-    time = next((groups.pop(name) for name in TIME_NAMES if name in groups), None)
-    values = {name: value for name, value in groups.items() if value is not None}
-    return Point(0, int(step), time, values) if step is not None and step == step and values else None
+    record = {name: text for name, text in found.groupdict().items() if text is not None}
+    point = point_of_record(record, EpochSteps(), step="step", texts=True)
+    return point if point is not None and point.values else None
 
 
 class AnyLine:
-    """Parse a growing log of any format that is written line by line: JSON, a table, printed lines, a taught format."""
+    """Parse a growing log of any format that is written line by line: JSON, a table, printed lines, a taught format.
+
+    The reader that knew the line before is asked first.
+    """
 
     def __init__(self, reading: LogReading = PLAIN) -> None:
-        self._table, self._json = TableLines(reading.step, reading.names), JsonLines(reading.step)
-        self._pattern = reading.pattern
-        self._printed = PrintedLines(step=reading.step, named=reading.names)
+        self._readers: list[Callable[[str], Point | None]] = [
+            RecordLines(reading.step), TableLines(reading.step, reading.names),
+            PrintedLines(step=reading.step, named=reading.names),
+        ]  # fmt: skip
+        if reading.pattern is not None:
+            self._readers = [partial(parse_taught, pattern=reading.pattern)]
 
     def __call__(self, line: bytes, row: int) -> Point | None:
-        text = line.decode("utf-8", errors="replace") + "\n"
-        if self._pattern is not None:
-            return _with_row(parse_taught(text, self._pattern), row)
-        if line.lstrip()[:1] == b"{":
-            point = parse_line(line, row) or self._json(line, row)
-            if point is not None:
-                return point
-        point = self._table(line, row)
-        if point is not None and point.values:
-            return point
-        printed = self._printed.parse(text)
-        if printed is not None:
-            self._printed.passed(printed.step)
-        return point if printed is None else printed._replace(row=row)
-
-
-def _with_row(point: Point | None, row: int) -> Point | None:
-    return None if point is None else point._replace(row=row)
+        text, empty = line.decode("utf-8", errors="replace") + "\n", None
+        for reader in self._readers:
+            point = reader(text)
+            if point is not None and point.values:
+                self._readers.remove(reader)
+                self._readers.insert(0, reader)
+                return point._replace(row=row)
+            empty = point or empty  # a row whose loss is no number
+        return None if empty is None else empty._replace(row=row)
 
 
 # --- What was read

@@ -1,31 +1,59 @@
 """Logs of named fields: CSV and TSV tables, JSON lines, W&B history, Trainer's `trainer_state.json`.
 
-A table has a header with a step column and one row per logged step; an empty cell means "not recorded". JSON records are
-flattened. W&B's `_step` counts log calls: where a record names the trainer's own step, that one counts. Our own
-`metrics.jsonl` is read in `log.py`.
+`places_of` decides for both which names place a point. A table has a header with a step column and one row per logged step; an
+empty cell means "not recorded". JSON records are flattened. W&B's `_step` counts log calls: where a record names the trainer's
+own step, that one counts. Our own `metrics.jsonl` is read in `log.py`.
 """
 
 from __future__ import annotations
 
+import ast
 import csv
 import json
 import math
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from itertools import chain, islice
+from functools import lru_cache
+from itertools import chain, islice, zip_longest
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from chronicle.metrics.counters import EpochSteps
-from chronicle.metrics.log import Point
+from chronicle.metrics.log import NON_FINITE, Point, join_steps, number_rows
 from chronicle.metrics.numbers import non_finite, number_in
 from chronicle.metrics.text import ANSI, PREFIX, log_lines
 from rollback.channels import EPOCH_NAMES, LAUNCH_NAMES, STEP_NAMES, TIME_NAMES, Role, role_of
 
 VALUE_NAME = "value"  # TensorBoard's own CSV download: `Wall time,Step,Value`
+BETWEEN = " - "  # run and metric in a column of W&B's download of a panel
+BANDS = ("__MIN", "__MAX")
 HEAD_LINES = 50  # blank lines and comments that may precede the header
 LOOK_ROWS = 512  # rows read ahead to learn what "nan" means in a column
 GAPS, GAP_SHARE, LONGER = 3, 0.3, 4  # least gaps and least share of NaN in a column that has gaps; times the usual gap
+
+
+class Places(NamedTuple):
+    """Which of the names of a record or a table place a point; None where none does."""
+
+    step: str | None
+    epoch: str | None  # beside the step
+    time: str | None
+    launch: str | None
+
+
+@lru_cache(maxsize=512)
+def places_of(names: tuple[str, ...], step: str | None = None) -> Places:
+    """Find the step, epoch, time and launch among names. `step` is its counter where the table of names does not know it."""
+    lowered = {name.lower(): name for name in names}
+
+    def first(known: Iterable[str]) -> str | None:
+        return next((lowered[name] for name in known if name in lowered), None)
+
+    counter, epoch = first(STEP_NAMES if step is None else (step.lower(),)), first(EPOCH_NAMES)
+    return Places(counter, None if epoch == counter else epoch, first(TIME_NAMES), first(LAUNCH_NAMES))
+
+
+# --- Tables
 
 
 class Table:
@@ -38,20 +66,18 @@ class Table:
         head = ANSI.sub("", head)
         self.delimiter = max("\t;,", key=head.count)
         names = [name.strip().strip('\ufeff"#').strip() for name in next(csv.reader([head], delimiter=self.delimiter), [])]
-        lowered = [name.lower() for name in names]
         self._prefix = PREFIX.match(names[0]) if names else None  # of a program that prints a table behind time and host
         if self._prefix is not None:
             names[0] = names[0][self._prefix.end() :].strip()
-            lowered[0] = names[0].lower()
-        self._step_at, self._time_at, self._launch_at = (
-            column_of(lowered, known)
-            for known in (STEP_NAMES if step is None else (step.lower(),), TIME_NAMES, LAUNCH_NAMES)
+        self.names = names
+        places = places_of(tuple(names), step)
+        self.step_at, self._epoch_at, self._time_at, self._launch_at = (
+            None if name is None else names.index(name) for name in places
         )
-        epoch_at = column_of(lowered, EPOCH_NAMES)
-        self._epoch_at = None if epoch_at == self._step_at else epoch_at
         self._epochs = EpochSteps()
-        taken = {self._step_at, self._time_at, self._launch_at, self._epoch_at}
-        channels = [(at, _channel(name)) for at, name in enumerate(names) if at not in taken and not _is_band(name)]
+        channels = [
+            (at, _channel(name)) for at, name in enumerate(names) if name not in places and not name.endswith(BANDS)
+        ]
         twice = {name for _, name in channels if sum(name == other for _, other in channels) > 1}
         self.channels = [(at, f"{names[at]} ({at})" if name in twice else name) for at, name in channels]
 
@@ -59,23 +85,21 @@ class Table:
         """Return the point of one row; None where its step is no number."""
         if self._prefix is not None and cells:
             cells = [PREFIX.sub("", cells[0]), *cells[1:]]
-        step = row if self._step_at is None else self._step(cells, self._step_at)
-        if step is None:
+        at = row if self.step_at is None else self._step(cells, self.step_at)
+        if at is None:
             return None
-        epoch = None if self._epoch_at is None else self._number(cells, self._epoch_at)
-        if epoch is not None:
-            step = self._epochs.step(epoch, step)
+        epoch, launch = self._number(cells, self._epoch_at), self._number(cells, self._launch_at)
+        step = at if epoch is None else self._epochs.step(epoch, at)
         try:
             values = {name: float(cells[at]) for at, name in self.channels}
         except (ValueError, IndexError):
             values = {name: value for at, name in self.channels if (value := self._number(cells, at)) is not None}
-        launch = self._number(cells, self._launch_at)
         whole = None if launch is None or not math.isfinite(launch) else int(launch)
-        return Point(row, step, self._number(cells, self._time_at), values, whole, self._step_at is None)
+        return Point(row, step, self._number(cells, self._time_at), values, whole, self.step_at is None)
 
     def _step(self, cells: Sequence[str], at: int) -> int | None:
         try:
-            return int(cells[at])
+            return int(cells[at])  # a float has 53 bits
         except (ValueError, IndexError):
             step = self._number(cells, at)
         return None if step is None or not math.isfinite(step) else int(step)
@@ -97,28 +121,36 @@ class Table:
 
 
 class TableLines:
-    """Parse a growing table line by line; the header comes first, and again where the file was rewritten."""
+    """Parse a growing table line by line; the header comes first, and again where the file was rewritten.
+
+    Where something else comes first, no line is a row.
+    """
 
     def __init__(self, step: str | None = None, named: frozenset[str] = frozenset()) -> None:
         self._table: Table | None = None
-        self._step, self._names = step, named
+        self._step, self._names, self._row = step, named, 0
+        self._is_none = False
 
-    def __call__(self, line: bytes, row: int) -> Point | None:
-        text = ANSI.sub("", line.decode("utf-8", errors="replace")).replace("\0", "").strip()
-        if not text or (self._table is not None and text.startswith("#")):
+    def __call__(self, line: str) -> Point | None:
+        text = ANSI.sub("", line).replace("\0", "").strip("\ufeff \t\r\n")
+        if not text or self._is_none or (self._table is not None and text[0] == "#"):
             return None
         if is_header(text, self._names):
             self._table = Table(text, self._step)
             return None
         if self._table is None:
+            self._is_none = text[0] != "#"
             return None
         try:
             cells = next(csv.reader([text], delimiter=self._table.delimiter), [])
         except csv.Error:
             return None
-        point = self._table.parse(cells, row)
+        point = self._table.parse(cells, self._row)
         whole = len(cells) > max((at for at, _ in self._table.channels), default=0)
-        return point if point is None or point.values or whole else None
+        if point is None or not (point.values or whole):
+            return None
+        self._row += 1
+        return point
 
 
 MEASURED = re.compile(r"\s[-+]?\d+(?:\.\d+|e[-+]\d+)")  # `loss 0.53`: a cell of a line, and no name
@@ -157,12 +189,23 @@ def read_csv(path: Path, step: str | None = None, named: frozenset[str] = frozen
     In a table without a step column the row is the step. `NaN` and `inf` are values, an empty cell is not. In a column
     where NaN comes and goes from the start, as in files that record every tenth step, NaN means "not recorded".
     """
+    opened = open_table(path, step, named)
+    if opened is not None:
+        table, rows = opened
+        points = (point for row, cells in enumerate(rows) if (point := table.parse(cells, row)) is not None)
+        yield from join_steps(_drop_unrecorded(points))
+
+
+def open_table(
+    path: Path, step: str | None = None, named: frozenset[str] = frozenset()
+) -> tuple[Table, Iterator[list[str]]] | None:
+    """The head of a table, and the cells of its rows; None where the file begins with something else."""
     lines = log_lines(path, newline="")
     head = find_header(lines, named)
-    if head is not None:
-        table = Table(head, step)
-        rows = csv.reader(_rows(lines), delimiter=table.delimiter)
-        yield from join_steps(_drop_unrecorded(_points(table, rows)))
+    if head is None:
+        return None
+    table = Table(head, step)
+    return table, _cells(csv.reader(_rows(lines), delimiter=table.delimiter))
 
 
 def _rows(lines: Iterator[str]) -> Iterator[str]:
@@ -176,45 +219,25 @@ def _rows(lines: Iterator[str]) -> Iterator[str]:
         yield line.replace("\0", "") if "\0" in line else line
 
 
-def join_steps(points: Iterable[Point]) -> Iterator[Point]:
-    """Make one point of neighbours with the same step that measured different channels."""
-    pending: Point | None = None
-    for point in points:
-        if (
-            pending is not None and pending.step == point.step and pending.launch == point.launch
-            and not pending.values.keys() & point.values.keys()
-        ):  # fmt: skip
-            pending = pending._replace(values={**pending.values, **point.values})
-            continue
-        if pending is not None:
-            yield pending
-        pending = point
-    if pending is not None:
-        yield pending
-
-
-def _points(table: Table, rows: Iterator[list[str]]) -> Iterator[Point]:
-    row = 0
+def _cells(rows: Iterator[list[str]]) -> Iterator[list[str]]:
+    """The rows that hold something; one that cannot be read is a row without a number."""
     while True:
         try:
-            cells = next(rows, None)
+            cells = next(rows)
         except csv.Error:
-            row += 1
+            yield []
             continue
-        if cells is None:
+        except StopIteration:
             return
-        if not cells or not any(cells):
-            continue
-        point = table.parse(cells, row)
-        row += 1
-        if point is not None:
-            yield point
+        if any(cells):
+            yield cells
 
 
 def _drop_unrecorded(points: Iterator[Point]) -> Iterator[Point]:
     """Remove each NaN that means "not recorded"; a run of NaN four times as long as usual is kept."""
     first = list(islice(points, LOOK_ROWS))
-    gaps = {name: gap for name in _nan_channels(first) if (gap := _usual_gap(first, name))}
+    with_nan = {name for point in first for name, value in point.values.items() if value != value}
+    gaps = {name: gap for name in with_nan if (gap := _usual_gap(first, name))}
     if not gaps:
         yield from chain(first, points)
         return
@@ -230,10 +253,6 @@ def _drop_unrecorded(points: Iterator[Point]) -> Iterator[Point]:
             if lasting[name] <= LONGER * usual and point.row <= until:
                 del kept[name]
         yield point._replace(values=kept)
-
-
-def _nan_channels(points: Sequence[Point]) -> set[str]:
-    return {name for point in points for name, value in point.values.items() if value != value}
 
 
 def _usual_gap(points: Sequence[Point], name: str) -> tuple[int, float] | None:
@@ -256,42 +275,59 @@ def _usual_gap(points: Sequence[Point], name: str) -> tuple[int, float] | None:
 
 def _channel(name: str) -> str:
     """Return the channel of a column: W&B's download has `run name - train/loss`, TensorBoard's has `Value`."""
-    tail = name.rsplit(" - ", 1)[-1]
+    tail = name.rpartition(BETWEEN)[2]
     return "loss" if tail.lower() == VALUE_NAME else tail
-
-
-def _is_band(name: str) -> bool:
-    return name.endswith(("__MIN", "__MAX"))
-
-
-def column_of(names: Sequence[str], known: Sequence[str]) -> int | None:
-    """The place of the first known name among the names of a head."""
-    return next((names.index(name) for name in known if name in names), None)
 
 
 # --- JSON records
 
-SHARE_OF = re.compile(r"^(\d+)/\d+$")  # a step of all
+SHARE_OF = re.compile(r"(\d+)/\d+")  # a step of all
 SUMMARY_WORDS = {"mean", "std", "num", "count", "min", "max", "median", "sum"}
 SUMMARY = "train_runtime"  # Trainer's last record: its train_loss is the mean of the run, not a point of it
+PLACING = frozenset((*STEP_NAMES, *TIME_NAMES, *LAUNCH_NAMES))
+AS_JSON = (("'", '"'), (": nan", ": NaN"), (": inf", ": Infinity"), (": -inf", ": -Infinity"), (": None", ": null"))
 
 
-def read_json_lines(path: Path, step: str | None = None) -> Iterator[Point]:
-    """Yield the points of a JSONL file; lines that are no object, or have no step where others have one, are skipped."""
-    yield from join_steps(_points_of_records(_records(log_lines(path)), step))
+def json_object(text: str) -> dict[str, Any] | None:
+    """A JSON object; None for anything else."""
+    try:
+        found = json.loads(text)
+    except (ValueError, RecursionError):
+        return None
+    return found if isinstance(found, dict) else None
 
 
-class JsonLines:
+def object_in(text: str) -> dict[str, Any] | None:
+    """A JSON object, or a dictionary as Python prints it; None for anything else."""
+    as_json = text
+    if '"' not in text:
+        for python, instead in AS_JSON:
+            as_json = as_json.replace(python, instead)
+    record = json_object(as_json)
+    if record is not None:
+        return record
+    try:
+        found = ast.literal_eval(text.replace(": nan", ": 'nan'").replace(": inf", ": 'inf'"))
+    except (ValueError, SyntaxError, MemoryError, RecursionError):
+        return None
+    return found if isinstance(found, dict) else None
+
+
+class RecordLines:
     """Parse JSON lines one by one; None where a line is no object with a step."""
 
     def __init__(self, step: str | None = None) -> None:
         self._counted = Counted(step)
 
-    def __call__(self, line: str | bytes, row: int = 0) -> Point | None:
-        text = line.decode("utf-8", errors="replace") if isinstance(line, bytes) else line
-        record = next(_records([text]), None)
-        point = None if record is None else self._counted.point(record)
-        return None if point is None else point._replace(row=row)
+    def __call__(self, line: str) -> Point | None:
+        record = json_object(line) if line.lstrip()[:1] == "{" else None
+        return None if record is None else self._counted.point(record)
+
+
+def points_of_records(records: Iterable[Mapping[str, Any]], step: str | None = None) -> Iterator[Point]:
+    """The points of records, those of one step joined."""
+    counted = Counted(step)
+    return number_rows(join_steps(point for record in records if (point := counted.point(record)) is not None))
 
 
 class Counted:
@@ -308,11 +344,11 @@ class Counted:
         found = point_of_record(record, self._epochs, step=self._step, counted=self._next)
         if found is None and not self._begun and SUMMARY not in record:
             counted = point_of_record(record, self._epochs, counted=0)
-            if counted is not None and _has_loss(counted):
+            if counted is not None and _has_loss(counted.values):
                 found, self._next = counted, 0
         if found is None:
             return None
-        self._measured = self._measured or _has_loss(found)
+        self._measured = self._measured or _has_loss(found.values)
         if not found.values and not self._measured:
             return None
         self._begun = True
@@ -320,80 +356,34 @@ class Counted:
         return found
 
 
-def _has_loss(point: Point) -> bool:
-    return any(role_of(name) is Role.LOSS for name in point.values)
+def _has_loss(names: Iterable[str]) -> bool:
+    return any(role_of(name) is Role.LOSS for name in names)
 
 
 def read_document(path: Path, step: str | None = None) -> Iterator[Point]:
-    """Yield the points of one JSON document; none where its form is unknown.
+    """Yield the points of one JSON document: Trainer's `log_history`, a list of records, or columns (Keras' history).
 
-    Known: Trainer's `log_history`, a list of records, columns of equal length (Keras' history), and Megatron's golden
-    values: {name: {"start_step": 1, "step_interval": 5, "values": [...] or {"1": ...}}}.
+    None where its form is another.
     """
     try:
         state = json.loads(path.read_text(encoding="utf-8", errors="replace"))
     except (ValueError, RecursionError):
         return
-    history = state.get("log_history") if isinstance(state, dict) and "log_history" in state else state
-    columns = isinstance(history, dict)
-    if isinstance(history, dict):
-        history = _records_of_columns(history)
+    history = state.get("log_history", state) if isinstance(state, dict) else state
     if isinstance(history, list):
-        records = (record for record in history if isinstance(record, dict) and SUMMARY not in record)
-        points = _points_of_records(records, step)
-        if columns and not _names_steps(state):
-            points = (point._replace(counted=True) for point in points)
-        yield from join_steps(_drop_unrecorded(points) if columns else points)
+        yield from points_of_records((one for one in history if isinstance(one, dict) and SUMMARY not in one), step)
+    elif isinstance(history, dict):
+        columns = {name: column for name, column in history.items() if isinstance(column, list)}
+        is_counted = places_of(tuple(columns), step).step is None
+        for point in join_steps(_drop_unrecorded(points_of_records(_records_of(columns), step))):
+            yield point._replace(counted=is_counted)
 
 
-def _names_steps(columns: Mapping[str, Any]) -> bool:
-    """Whether columns say of which steps they are: a column of steps, a first step or a step for each value."""
-    named = any(isinstance(columns.get(name), list) for name in STEP_NAMES)
-    return named or any(isinstance(column, dict) for column in columns.values())
-
-
-def _records_of_columns(columns: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """Make records of columns: one list each, or golden values with their steps."""
-    rows: dict[int, dict[str, Any]] = {}
-    given = next((columns[name] for name in STEP_NAMES if isinstance(columns.get(name), list)), None)
-    for name, column in columns.items():
-        values = column.get("values") if isinstance(column, dict) else column
-        first = int(number_in(column.get("start_step")) or 0) if isinstance(column, dict) else 0
-        stride = int(number_in(column.get("step_interval")) or 1) if isinstance(column, dict) else 1
-        if isinstance(values, list):
-            counted = range(first, first + stride * len(values), stride)
-            steps = given if given is not None and len(given) == len(values) else counted
-            pairs = list(zip(steps, values, strict=True))
-        elif isinstance(values, dict):
-            pairs = list(values.items())
-        else:
-            continue
-        for at, value in pairs:
-            step, number = number_in(at), number_in(value)
-            if step is not None and number is not None and math.isfinite(step):
-                rows.setdefault(int(step), {"step": int(step)})[name] = number
-    return [rows[step] for step in sorted(rows)]
-
-
-def _records(lines: Iterable[str]) -> Iterator[Mapping[str, Any]]:
-    for line in lines:
-        text = line if line[:1] == "{" else ANSI.sub("", line)
-        start = text.find("{")  # behind the time and the host of a collector
-        try:
-            record = json.loads(text if start <= 0 else text[start:])
-        except (ValueError, RecursionError):
-            continue
-        if isinstance(record, dict):
-            yield record
-
-
-def _points_of_records(records: Iterable[Mapping[str, Any]], step: str | None = None) -> Iterator[Point]:
-    row, counted = 0, Counted(step)
-    for record in records:
-        point = counted.point(record)
-        if point is not None:
-            yield point._replace(row=row)
-            row += 1
+def _records_of(columns: Mapping[str, list[Any]]) -> Iterator[dict[str, Any]]:
+    """The rows of columns, a shorter one filled up with nothing; where no column holds the steps they are counted."""
+    for row, cells in enumerate(zip_longest(*columns.values())):
+        numbers = ((name, number_in(cell)) for name, cell in zip(columns, cells, strict=True))
+        yield {"step": row, **{name: number for name, number in numbers if number is not None}}
 
 
 def point_of_record(
@@ -407,56 +397,47 @@ def point_of_record(
     if record.get("mode") in ("val", "valid", "test", "eval"):
         return None
     flat = dict(_flatten(record, texts=texts))
-    known = STEP_NAMES if step is None else (step,)
-    lowered = {name.lower(): name for name in flat}
-    counter = next((lowered[name] for name in (n.lower() for n in known) if name in lowered), None)
-    if counter is None or counter.lower() in EPOCH_NAMES:
-        counter = _put_share(record, flat) or counter
-    if counter is not None and counter.lower() in EPOCH_NAMES and (counted is not None or flat[counter] != int(flat[counter])):
+    counter, epoch, time, launch = places_of(tuple(flat), step)
+    if counter is not None and counter.lower() in EPOCH_NAMES and (counted is not None or flat[counter] % 1 != 0):
         counter = None
-    at = flat[counter] if counter is not None else counted
+    at = counted if counter is None else flat[counter]
     if at is None or not math.isfinite(at) or at != int(at):
         return None
-    epoch = next((flat[name] for name in EPOCH_NAMES if name in flat and name != counter), None)
     whole = int(at)
-    if epoch is not None and counter is not None and math.isfinite(epoch):
-        whole = epochs.step(epoch, whole)
-    time = next((flat[name] for name in TIME_NAMES if name in flat), None)
-    launch = next((int(flat[name]) for name in LAUNCH_NAMES if name in flat and math.isfinite(flat[name])), None)
-    skip = {*STEP_NAMES, *TIME_NAMES, *LAUNCH_NAMES, counter} | (set() if counted is not None else {"epoch"})
-    if counted is not None and "epoch" in flat:
-        skip.discard("epoch")
-    values = {name: value for name, value in flat.items() if name not in skip}
-    if not values and not any(role_of(name) is Role.LOSS for name in record):
+    if epoch is not None and counter is not None and math.isfinite(flat[epoch]):
+        whole = epochs.step(flat[epoch], whole)
+    session = None if launch is None or not math.isfinite(flat[launch]) else int(flat[launch])
+    values = {name: value for name, value in flat.items() if name != counter and name not in PLACING}
+    if counted is not None and "epoch" in flat and counter != "epoch":
+        values["epoch"] = flat["epoch"]
+    if not values and not _has_loss(record):
         return None
     # without a value where the loss was written and is no number
-    return Point(0, whole, time, values, launch, counter is None)
-
-
-def _put_share(record: Mapping[str, Any], flat: dict[str, float]) -> str | None:
-    """Add the step of `"global_step/max_steps": "56/176"` (swift) to the numbers; returns its name."""
-    for name, value in record.items():
-        first = name.split("/")[0] if isinstance(value, str) and "/" in name else ""
-        if first.lower() in STEP_NAMES and first.lower() not in EPOCH_NAMES and (share := SHARE_OF.match(value)):
-            flat[first] = float(share[1])
-            return first
-    return None
+    return Point(0, whole, None if time is None else flat[time], values, session, counter is None)
 
 
 def _flatten(
     record: Mapping[str, Any], prefix: str = "", depth: int = 0, *, texts: bool = False
 ) -> Iterator[tuple[str, float]]:
+    """The numbers of a record by their full names; `"global_step/max_steps": "56/176"` (swift) is a step, too."""
     for name, value in record.items():
+        if type(value) is float or type(value) is int:
+            yield prefix + name, value
+            continue
         full = f"{prefix}{name}"
         if isinstance(value, dict) and "mean" in value and value.keys() <= SUMMARY_WORDS:
             value = value["mean"]  # a summary in place of a number
         if isinstance(value, dict) and depth < 6:
             yield from _flatten(value, f"{full}/", depth + 1, texts=texts)
-        elif not isinstance(value, str) or texts or _is_measured(full):
+            continue
+        first = full if full.lower() in STEP_NAMES else str(name).partition("/")[0]
+        share = SHARE_OF.fullmatch(value) if isinstance(value, str) else None
+        if share is not None and first.lower() in STEP_NAMES:
+            yield first, float(share[1])
+        elif not isinstance(value, str) or texts or value in NON_FINITE or _is_measured(full):
             number = number_in(value)
             if number is not None:
                 yield full, number
-
 
 
 def _is_measured(name: str) -> bool:

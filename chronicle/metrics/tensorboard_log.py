@@ -10,12 +10,10 @@ from __future__ import annotations
 import logging
 import re
 from collections.abc import Iterator
-from itertools import groupby
-from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
-from chronicle.metrics.log import Point, gather, unread_bytes
+from chronicle.metrics.log import Point, join_steps, number_rows, unread_bytes
 
 RECORD_FRAME = 16  # bytes around a record: its length (8), and the check sums of the length and of the data (4 each)
 FILE_NAME = re.compile(r".*tfevents\.(\d+)\..*")
@@ -31,21 +29,18 @@ def read_event_files(path: Path, left_out: list[str] | None = None) -> Iterator[
 
     `left_out` gets a sentence for each file that could not be read to its end.
     """
-    row, launch = 0, -1
-    for file in sorted(_event_files(path), key=_began):
-        launch += 1
+    return number_rows(join_steps(_points(path, left_out)))
+
+
+def _points(path: Path, left_out: list[str] | None) -> Iterator[Point]:
+    launch = 0
+    files = [path] if path.is_file() else [file for file in path.rglob("*tfevents*") if file.is_file()]
+    for file in sorted(files, key=_began):
         before = launch
-        for session, events in groupby(_events(file, left_out), key=itemgetter(0)):
-            for point in gather(event[1:] for event in events):
-                launch = before + session
-                yield point._replace(row=row, launch=launch)
-                row += 1
-
-
-def _event_files(path: Path) -> list[Path]:
-    if path.is_file():
-        return [path]
-    return [file for file in path.rglob("*tfevents*") if file.is_file()]
+        for session, step, seconds, values in _events(file, left_out):
+            launch = before + session
+            yield Point(0, step, seconds, values, launch)
+        launch += 1
 
 
 def _began(path: Path) -> tuple[int, str]:

@@ -13,6 +13,7 @@ PREFIX = re.compile(  # time, host and stream that a collector writes before eac
     r"^\[?(?:\d{4}-\d\d-\d\d[T ]\d\d:\d\d:\d\d[.,\d]*(?:Z|[+-]\d\d:?\d\d)?|[A-Z][a-z]{2} [ \d]\d \d\d:\d\d:\d\d)\]?[ \t]"
     r"(?:std(?:out|err) [FP] )?(?:(?=[^ \t,;={]*[\d.-])[A-Za-z][\w.-]*:?[ \t](?:[\w./-]+\[\d+\]:[ \t])?)?"
 )
+WRAPPED = '{"log":"'  # a line of Docker's files, with the line of the container in it
 SNIFF_BYTES = 1 << 16
 GZIP_MARK = b"\x1f\x8b"
 UTF_16_MARKS = (b"\xff\xfe", b"\xfe\xff")

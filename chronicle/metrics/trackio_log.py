@@ -7,7 +7,6 @@ read in trackio's order, by time and row. A project holds several runs; `project
 
 from __future__ import annotations
 
-import json
 import sqlite3
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -17,9 +16,9 @@ from pathlib import Path
 from typing import Any
 
 from chronicle.errors import UsageProblem
-from chronicle.metrics.log import NON_FINITE, Point
+from chronicle.metrics.log import Point
 from chronicle.metrics.mlflow_log import columns_in, columns_of, open_store
-from chronicle.metrics.records import Counted, join_steps
+from chronicle.metrics.records import json_object, points_of_records
 
 _opened = partial(open_store, what="no project of trackio", way_out="name a <project>.db")
 OWN_FIELDS = ("_Username", "_Created", "_Group")
@@ -77,17 +76,15 @@ def _runs(store: sqlite3.Connection) -> dict[str, str]:
 
 def _read_run(store: sqlite3.Connection, one: str, name: str) -> TrackioRun:
     query = f"SELECT timestamp, step, metrics FROM metrics WHERE {_key(store, 'metrics')} = ? ORDER BY timestamp, id"
-    counted, points = Counted(), []
+    records = []
     for stamp, step, text in store.execute(query, (one,)):
-        values = _object(text)
-        if (point := counted.point({**values, "_step": step, "_timestamp": _seconds(stamp)})) is not None:
-            points.append(point)
+        records.append({**(json_object(str(text)) or {}), "_step": step, "_timestamp": _seconds(stamp)})
     config = _config(store, one)
     return TrackioRun(
         run_id=one,
         name=name,
         config={key: value for key, value in config.items() if key not in OWN_FIELDS},
-        points=tuple(point._replace(row=row) for row, point in enumerate(join_steps(points))),
+        points=tuple(points_of_records(records)),
         alerts=tuple(_alerts(store, one)),
     )
 
@@ -96,7 +93,7 @@ def _config(store: sqlite3.Connection, one: str) -> Mapping[str, Any]:
     if not columns_of(store, "configs"):
         return {}
     row = store.execute(f"SELECT config FROM configs WHERE {_key(store, 'configs')} = ?", (one,)).fetchone()
-    return {} if row is None else _object(row[0])
+    return {} if row is None else json_object(str(row[0])) or {}
 
 
 def _alerts(store: sqlite3.Connection, one: str) -> Iterator[tuple[str, str, str, int | None, float | None]]:
@@ -104,16 +101,6 @@ def _alerts(store: sqlite3.Connection, one: str) -> Iterator[tuple[str, str, str
         query = f"SELECT title, text, level, step, timestamp FROM alerts WHERE {_key(store, 'alerts')} = ? ORDER BY id"
         for title, text, level, step, stamp in store.execute(query, (one,)):
             yield str(title), str(text or ""), str(level), step, _seconds(stamp)
-
-
-def _object(text: Any) -> dict[str, Any]:
-    try:
-        found = json.loads(text)
-    except (TypeError, ValueError, RecursionError):
-        return {}
-    if not isinstance(found, dict):
-        return {}
-    return {key: NON_FINITE.get(value, value) if isinstance(value, str) else value for key, value in found.items()}
 
 
 def _seconds(stamp: Any) -> float | None:

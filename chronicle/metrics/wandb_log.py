@@ -6,7 +6,7 @@ wandb/proto/wandb_internal.proto. The wandb package reads these files in a compi
 
 A file is one session (one `wandb.init`). Sessions with the same id are launches of one run. A file ends where a record is
 cut or its check sum does not hold (its writer was stopped, or still writes), and what lies behind is said. History is read
-as W&B's JSON history is: where a record names the trainer's own step, that one counts (`Counted`).
+as W&B's JSON history is: where a record names the trainer's own step, that one counts (`points_of_records`).
 """
 
 from __future__ import annotations
@@ -20,8 +20,9 @@ from pathlib import Path
 from typing import Any
 
 from chronicle.errors import UsageProblem
-from chronicle.metrics.log import Point, unread_bytes
-from chronicle.metrics.records import Counted, join_steps
+from chronicle.metrics.log import Point, number_rows, points_of_launches, unread_bytes
+from chronicle.metrics.records import points_of_records
+from chronicle.metrics.text import read_head
 
 HEAD = b":W&B\xe1\xbe\x00"
 BLOCK = 32_768
@@ -51,19 +52,10 @@ class WandbSession:
     system_samples: int = 0  # records of GPU, memory and disk, which are not points of the run
 
 
-def is_wandb_file(path: Path) -> bool:
-    """Whether a file is a session of W&B, by its first bytes."""
-    try:
-        with path.open("rb") as file:
-            return file.read(len(HEAD)) == HEAD
-    except OSError:
-        return False
-
-
 def wandb_files(path: Path) -> list[Path]:
     """The session files that a path means: a file, a run's directory, `wandb/`, or a directory that holds `wandb/`."""
     if path.is_file():
-        return [path] if path.suffix == SUFFIX or is_wandb_file(path) else []
+        return [path] if path.suffix == SUFFIX or read_head(path).startswith(HEAD) else []
     found = {file.resolve(): file for place in PLACES for file in sorted(path.glob(place)) if file.is_file()}
     return sorted(found.values())
 
@@ -84,112 +76,74 @@ def read_wandb(path: Path, left_out: list[str] | None = None) -> Iterator[Point]
     if len(runs) > 1:
         some = ", ".join(str(place) for place in list(runs.values())[:4])
         raise UsageProblem(f"`{path}` holds {len(runs)} runs of W&B", f"name one of their directories: {some}")
-    row = 0
-    for launch, session in enumerate(sessions):
-        for point in session.points:
-            yield point._replace(row=row, launch=launch if len(sessions) > 1 else None)
-            row += 1
-        if session.unread and left_out is not None:
-            left_out.append(unread_bytes(session.path, session.unread))
+    if left_out is not None:
+        left_out += [unread_bytes(session.path, session.unread) for session in sessions if session.unread]
+    yield from number_rows(points_of_launches([session.points for session in sessions]))
 
 
 def read_session(path: Path) -> WandbSession:
     """Read one file. Raises UsageProblem where it is no file of W&B, OSError where it cannot be read."""
     session = WandbSession(path=path)
-    records: list[Mapping[str, Any]] = []
+    history: list[Mapping[str, Any]] = []
     for record in _records(path, session):
         try:
-            _take(session, record, records)
+            _take(session, fields_of(record), history)
         except (IndexError, ValueError, struct.error):
             continue  # a damaged record costs itself only
-    counted = Counted()
-    found = (point for one in records if (point := counted.point(one)) is not None)
-    session.points = [point._replace(row=row) for row, point in enumerate(join_steps(found))]
+    session.points = list(points_of_records(history))
     session.config.pop("_wandb", None)
     return session
 
 
-def _take(session: WandbSession, record: bytes, history: list[Mapping[str, Any]]) -> None:
-    for number, _, value in fields_of(record):
-        if not isinstance(value, bytes):
-            continue
-        if number == HISTORY:
-            history.append(_history(value))
-        elif number == RUN:
-            _take_run(session, value)
-        elif number == CONFIG:
-            _take_config(session.config, value)
-        elif number == ALERT:
-            texts = _texts(value)
-            session.alerts.append((texts.get(1, ""), texts.get(2, ""), texts.get(3, "")))
-        elif number == EXIT:
-            session.is_whole = True
-            code = next((v for n, _, v in fields_of(value) if n == 1 and isinstance(v, int)), 0)
-            session.exit_code = code - (1 << 64) if code >> 63 else code
-        elif number == STATS:
-            session.system_samples += 1
+def _take(session: WandbSession, record: Fields, history: list[Mapping[str, Any]]) -> None:
+    for message in record.messages(HISTORY):
+        found: dict[str, Any] = {}
+        _put_items(found, message)
+        for step in message.messages(2):  # files of older versions
+            found.setdefault("_step", step.number(1))
+        found.pop("_runtime", None)  # W&B's own clock, in every record: no channel
+        history.append(found)
+    for message in record.messages(RUN):
+        _take_run(session, message)
+    for message in record.messages(CONFIG):
+        _put_items(session.config, message)
+    for message in record.messages(ALERT):
+        session.alerts.append((message.text(1), message.text(2), message.text(3)))
+    for message in record.messages(EXIT):
+        session.is_whole = True
+        code = message.number(1)
+        session.exit_code = code - (1 << 64) if code >> 63 else code
+    session.system_samples += len(record.messages(STATS))
 
 
-def _history(message: bytes) -> dict[str, Any]:
-    found: dict[str, Any] = {}
-    for number, _, value in fields_of(message):
-        if number == 1 and isinstance(value, bytes):
-            _put(found, *_item(value))
-        elif number == 2 and isinstance(value, bytes) and "_step" not in found:  # HistoryStep: files of older versions
-            found["_step"] = next((v for n, _, v in fields_of(value) if n == 1), 0)
-    found.pop("_runtime", None)  # W&B's own clock, in every record: no channel
-    return found
+def _take_run(session: WandbSession, message: Fields) -> None:
+    session.run_id = message.text(1) or session.run_id
+    session.project = message.text(3) or session.project
+    session.name = message.text(8) or session.name
+    for config in message.messages(4):
+        _put_items(session.config, config)
+    for started in message.messages(17):
+        session.started = started.number(1) + started.number(2) / 1e9
+    for parent in message.messages(23):
+        at = parent.get(2)
+        step = struct.unpack("<d", at[-1])[0] if at and isinstance(at[-1], bytes) else 0.0
+        session.branched_from = (parent.text(1), int(step))
 
 
-def _item(message: bytes) -> tuple[list[str], Any]:
-    """The path of names and the value of a HistoryItem or ConfigItem; a value that is no JSON is None."""
-    texts = _texts(message)
-    nested = []
-    for number, _, value in fields_of(message):
-        if number == 2 and isinstance(value, bytes):
-            nested.append(value.decode("utf-8", "replace"))
-    names = nested or [texts.get(1, "")]
-    try:
-        return names, json.loads(texts.get(16, "null"))
-    except (ValueError, RecursionError):
-        return names, None
-
-
-def _put(into: dict[str, Any], names: list[str], value: Any) -> None:
-    for name in names[:-1]:
-        inner = into.get(name)
-        if not isinstance(inner, dict):
-            inner = into[name] = {}
-        into = inner
-    into[names[-1]] = value
-
-
-def _take_run(session: WandbSession, message: bytes) -> None:
-    texts = _texts(message)
-    session.run_id, session.project = texts.get(1, session.run_id), texts.get(3, session.project)
-    session.name = texts.get(8, session.name)
-    for number, _, value in fields_of(message):
-        if number == 4 and isinstance(value, bytes):
-            _take_config(session.config, value)
-        elif number == 17 and isinstance(value, bytes):
-            parts = {n: v for n, _, v in fields_of(value) if isinstance(v, int)}
-            session.started = parts.get(1, 0) + parts.get(2, 0) / 1e9
-        elif number == 23 and isinstance(value, bytes):
-            at = next(
-                (struct.unpack("<d", v)[0] for n, _, v in fields_of(value) if n == 2 and isinstance(v, bytes)), 0.0
-            )
-            session.branched_from = (_texts(value).get(1, ""), int(at))
-
-
-def _take_config(config: dict[str, Any], message: bytes) -> None:
-    for number, _, value in fields_of(message):
-        if number == 1 and isinstance(value, bytes):
-            names, found = _item(value)
-            _put(config, names, found)
-
-
-def _texts(message: bytes) -> dict[int, str]:
-    return {n: v.decode("utf-8", "replace") for n, kind, v in fields_of(message) if kind == 2 and isinstance(v, bytes)}
+def _put_items(found: dict[str, Any], message: Fields) -> None:
+    """Add the items of a history or a config, nested as their names are; a value that is no JSON is None."""
+    for item in message.messages(1):
+        nested = [str(name, "utf-8", "replace") for name in item.get(2, ()) if isinstance(name, bytes)]
+        *folders, name = nested or [item.text(1)]
+        into = found
+        for folder in folders:
+            if not isinstance(into.get(folder), dict):
+                into[folder] = {}
+            into = into[folder]
+        try:
+            into[name] = json.loads(item.text(16) or "null")
+        except (ValueError, RecursionError):
+            into[name] = None
 
 
 def _records(path: Path, session: WandbSession) -> Iterator[bytes]:
@@ -226,31 +180,44 @@ def _records(path: Path, session: WandbSession) -> Iterator[bytes]:
 
 # ---- protobuf's wire format (protobuf.dev/programming-guides/encoding), as far as these records need it: no schema, no package
 
-VARINT, FIXED_64, BYTES, FIXED_32 = 0, 1, 2, 5
+VARINT, BYTES = 0, 2
+FIXED = {1: 8, 5: 4}  # bytes of a wire type
 
-Field = tuple[int, int, bytes | int]
+
+class Fields(dict[int, list[bytes | int]]):
+    """The fields of a message by their numbers, each as often as it is there."""
+
+    def number(self, number: int) -> int:
+        """A field that is an integer; 0 where it is not there."""
+        return next((value for value in self.get(number, ()) if isinstance(value, int)), 0)
+
+    def text(self, number: int) -> str:
+        """A field that is a text; empty where it is not there."""
+        return next((str(value, "utf-8", "replace") for value in self.get(number, ()) if isinstance(value, bytes)), "")
+
+    def messages(self, number: int) -> list[Fields]:
+        """The messages in a field; raises ValueError or IndexError where one is damaged."""
+        return [fields_of(value) for value in self.get(number, ()) if isinstance(value, bytes)]
 
 
-def fields_of(data: bytes) -> Iterator[Field]:
-    """Yield (number, wire type, value) of every field; raises ValueError or IndexError where the message is damaged."""
-    at = 0
+def fields_of(data: bytes) -> Fields:
+    """Take a message apart; raises ValueError or IndexError where it is damaged."""
+    found, at = Fields(), 0
     while at < len(data):
         key, at = _varint(data, at)
-        number, kind = key >> 3, key & 7
-        if kind == VARINT:
-            value, at = _varint(data, at)
-            yield number, kind, value
-            continue
-        if kind == BYTES:
-            size, at = _varint(data, at)
-        elif kind in (FIXED_64, FIXED_32):
-            size = 8 if kind == FIXED_64 else 4
+        values = found.setdefault(key >> 3, [])
+        if key & 7 in FIXED:
+            size = FIXED[key & 7]
         else:
-            raise ValueError(f"wire type {kind}")
-        if at + size > len(data):
-            raise ValueError("field runs past its message")
-        yield number, kind, data[at : at + size]
+            size, at = _varint(data, at)
+        if key & 7 == VARINT:
+            values.append(size)
+            continue
+        if at + size > len(data) or key & 7 not in (BYTES, *FIXED):
+            raise ValueError(f"a field of wire type {key & 7} runs past its message")
+        values.append(data[at : at + size])
         at += size
+    return found
 
 
 def _varint(data: bytes, at: int) -> tuple[int, int]:

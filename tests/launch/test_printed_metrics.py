@@ -11,7 +11,7 @@ from chronicle.launch.live_metrics import HOLD_SECONDS, REPEATS, Place, PrintedM
 from chronicle.launch.output import LineTail
 from chronicle.metrics.log import MetricsWriter, read_attempts, read_metrics
 from rollback.channels import Role, find_channel
-from tests.metrics.test_dialects import series, write
+from tests.metrics.test_dialects import LINES, series, write
 
 
 class Bench:
@@ -125,12 +125,13 @@ def test_run_gives_status_spikes_and_start_step_to_a_script_that_only_prints(dri
     assert '"onset_step": 150' in driver.call("spikes", "--json").stdout
 
 
-LIVE = ("composer console", "olmo", "olmo-core", "espnet", "adm", "keras", "mmengine")  # blocks, tables, and one plain
+COUNTED = ("mlx-vlm",)  # prints each step twice, and its second line later than the next
+LIVE = [name for name in LINES if name not in COUNTED]
 
 
 @pytest.mark.parametrize("name", LIVE)
 def test_a_trainers_output_gives_live_what_its_log_gives_afterwards(name: str, tmp_path: Path) -> None:
-    """Tables of Stable-Baselines3 and ADM, blocks of Composer and OLMo, Keras' two lines: the output comes in pieces."""
+    """The output comes in pieces. Tables of Rich, and headers without a value above the lines of a step, were passed over."""
     path = write(tmp_path, name)
     data, dice, at = path.read_bytes(), random.Random(name), 0
     live = Bench(tmp_path / "metrics.jsonl")

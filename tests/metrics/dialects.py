@@ -37,17 +37,6 @@ def records(make: Callable[[int, float], object], *, document: bool = False) -> 
     return write
 
 
-def golden(losses: Losses) -> str:
-    values = {str(row * EVERY): loss for row, loss in enumerate(losses, 1)}
-    head = {"start_step": EVERY, "end_step": len(losses) * EVERY, "step_interval": EVERY}
-    return json.dumps({"lm loss": {**head, "values": values}, "num-zeros": {**head, "values": dict.fromkeys(values, 4e8)}}, indent=1)
-
-
-def golden_list(losses: Losses) -> str:
-    head = {"start_step": 0, "end_step": len(losses) * EVERY, "step_interval": EVERY}
-    return json.dumps({"lm loss": {**head, "values": list(losses)}, "iteration_timing_avg": 0.1}, indent=1)
-
-
 def sb3(losses: Losses) -> str:
     frame = "-" * 42 + "\n"
     cells = "| rollout/                |              |\n|    ep_rew_mean          | 21.3         |\n| time/                   |              |\n" \
@@ -198,7 +187,31 @@ def levanter(losses: Losses) -> str:
     return "".join(said)
 
 
+def docker(losses: Losses) -> str:
+    """A line of a container, as Docker keeps it."""
+    said = (f"step {row * EVERY} loss {x:.4f} lr 1e-4\n" for row, x in enumerate(losses, 1))
+    return "".join(json.dumps({"log": line, "stream": "stdout"}, separators=(",", ":")) + "\n" for line in said)
+
+
 WRITERS: dict[str, tuple[str, Callable[[Losses], str]]] = {
+    "docker": (".log", docker),
+    "ratio in brackets, loss": (".log", lines("{pct}% [{step}/12000] loss {x:.4f} ETA 00:10")),
+    # NVIDIA-NeMo/RL nemo_rl/algorithms/grpo.py, PiotrNawrot/nanoT5 nanoT5/utils/logging_utils.py, pytorch/examples mnist/main.py,
+    # unslothai/unsloth in a notebook, facebookresearch/fairseq2, mlfoundations/open_clip
+    "nemo-rl": (".log", lines(
+        "\n========================= Step {step}/20000 =========================\n▶ Preparing batch...\n📊 Training Results:\n"
+        "  • Loss: {x:.4f}\n  • Avg Reward: 0.4567\n⏱️  Timing:\n  • Total step time: 12.34s")),
+    "nanot5": (".log", lines(
+        "[2024-01-01 12:00:00,123][Main][INFO] - [train] Step {step} out of 65536 | Loss --> {x:.3f} | Grad_l2 --> 1.2 | Lr --> 0.020")),
+    "mnist": (".log", lines("Train Epoch: {e} [{at}/{of} ({pct}%)]\tLoss: {x:.6f}", epoch=1000, first=1)),
+    "notebook": (".log", table("Step\tTraining Loss\n", "{step}\t{x:.6f}\n")),
+    "rich table, thousands": (".log", table("┃ step ┃ loss   ┃\n", "│ {step:>5,} │ {x:.4f} │\n")),
+    "fairseq2": (".log", lines(
+        "[1:2] [06/01/24 12:00:00] INFO     fairseq2 - Train Metrics (step {step}) - Loss: {x:.4f} | Gradient Norm: 1.2 | "
+        "Learning Rate: 3e-05 | Batch Size: 32 | Elapsed Time: 0h:00m:12s")),
+    "open_clip": (".log", lines(
+        "2024-01-01,12:00:00 | INFO | Train Epoch: {e} [{at:>7}/{of} ({pct}%)] Data (t): 0.123 Batch (t): 0.456, 1123.40/s, "
+        "140.40/s/gpu LR: 0.000050 Logit Scale: 14.286 Contrastive_loss: {x:.4f} ({x:.4f}) Loss: {x:.4f} ({x:.4f})", epoch=1000)),
     "levanter": (".log", levanter),
     "rich table": (".log", table("┃ Step ┃ Loss   ┃ LR   ┃\n┡━━━━━━╇━━━━━━━━╇━━━━━━┩\n", "│ {step} │ {x:.4f} │ 1e-4 │\n")),
     "markdown table": (".log", table("| step | train loss | lr |\n|---:|:---:|---|\n", "| {step} | {x:.4f} | 1e-4 |\n")),
@@ -315,9 +328,6 @@ WRITERS: dict[str, tuple[str, Callable[[Losses], str]]] = {
     "build-nanogpt": (".log", lines(
         "step {step:5d} | loss: {x:.6f} | lr 8.3916e-07 | norm: 0.3663 | dt: 3000.12ms | tok/sec: 17476.27")),
     "build-nanogpt log.txt": (".txt", lines("{step} train {x:.6f}")),
-    # NVIDIA/Megatron-LM tests/functional_tests/test_cases/*/golden_values_*.json, both forms
-    "megatron golden": (".json", golden),
-    "megatron golden, older": (".json", golden_list),
     # openai/baselines baselines/logger.py CSVOutputFormat as Stable-Baselines3 writes it; openai/spinningup spinup/utils/logx.py
     "rl progress.csv": (".csv", table(
         "rollout/ep_rew_mean,time/total_timesteps,train/approx_kl,train/loss\n", "21.3,{step},0.01,{x:.4f}\n")),

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from chronicle.metrics.log import Point
-from chronicle.metrics.readers import Contents, NothingToWatch, read_log
+from chronicle.metrics.readers import AnyLine, Contents, NothingToWatch, read_log
 
 LOSSES = [1.0 + 2.0 / (1 + row / 30) + random.Random(row).gauss(0.0, 0.02) for row in range(60)]
 
@@ -111,3 +111,44 @@ def test_lines_of_strangers_that_were_read_wrongly(name: str, tmp_path: Path) ->
     points = read(tmp_path / "log.txt", text)
     first = points[0].step
     assert [point.step - first for point in points] == [every * row for row in range(60)]
+
+
+def test_a_record_without_a_step_between_lines_that_name_theirs_is_none(tmp_path: Path) -> None:
+    """It was counted as the step after the line above it."""
+    text = "".join(f"step {10 * row} loss {x:.4f}\n{{'loss': {x + 1:.4f}, 'epoch': 0.5}}\n" for row, x in enumerate(LOSSES))
+    assert [point.step for point in read(tmp_path / "log.txt", text)] == list(range(0, 600, 10))
+
+
+def test_a_line_that_tells_of_a_step_is_no_header(tmp_path: Path) -> None:
+    """`saving checkpoint of step 12` gave its step to a loss below it that has none."""
+    steps = "".join(f"step {20 + row} loss {x:.4f}\n" for row, x in enumerate(LOSSES))
+    text = f"saving checkpoint of step 12\nloss: 0.5\n{steps}"
+    assert [point.step for point in read(tmp_path / "log.txt", text)] == list(range(20, 80))
+
+
+BEFORE = {  # what stands above the lines of steps
+    "resumed": "Resuming from step 5000, best loss 1.234\n",
+    "loaded": "INFO loaded checkpoint out/ckpt_5000.pt (step 5000, loss 1.9)\n",
+    "settings": "optimizer:\n  lr: 0.0003\nscheduler:\n  step: 500\n  lr: 0.1\n  loss_weight: 0.3\n  loss_type: 2\n",
+}
+
+
+@pytest.mark.parametrize("name", BEFORE)
+def test_what_stands_above_the_lines_of_steps_is_no_step(name: str, tmp_path: Path) -> None:
+    """Step 5000 with the loss of another run; while a run is followed, all later steps were then older ones."""
+    steps = "".join(f"step {20 + row} loss {x:.4f}\n" for row, x in enumerate(LOSSES))
+    assert [point.step for point in read(tmp_path / "log.txt", BEFORE[name] + steps)] == list(range(20, 80))
+
+
+def test_a_line_that_saves_behind_its_loss_is_a_step(tmp_path: Path) -> None:
+    line = "step {} loss {:.4f} | loading 0.1 s | saved checkpoint at step {}\n"
+    text = "".join(line.format(row, x, row) for row, x in enumerate(LOSSES))
+    assert [point.step for point in read(tmp_path / "log.txt", text)] == list(range(60))
+
+
+def test_prose_with_a_comma_begins_no_table_of_a_log_that_is_followed() -> None:
+    """The head was known anywhere, and each later line was a row."""
+    follow = AnyLine()
+    lines = [b"loading the data", b"the loss, the learning rate", b"3, 4", b"step 1 loss 2.5", b"5, 6"]
+    points = [point for line in lines if (point := follow(line, 0)) is not None]
+    assert [(point.step, dict(point.values)) for point in points] == [(1, {"loss": 2.5})]
