@@ -114,7 +114,7 @@ def test_a_term_with_and_without_a_handler(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_what_an_undisturbed_launch_saves_is_no_answer_to_a_signal(tmp_path: Path) -> None:
-    """TERM comes after step 10, where the script saves by itself a moment later: nobody can tell, and it was "saved at step 10"."""
+    """TERM comes after step 10, where the script saves by itself a moment later: that was told as its answer."""
     script = SCRIPT.replace("        save()\n", "        time.sleep(0.7)\n        save()\n").replace("sys.exit(143)", "None")
     script = script.replace('if lose == "handler"', 'if True').replace("lambda *_: (save(), None)", "lambda *_: end.append(1)")
     script = script.replace("while state", "end = []\nwhile not end and state")
