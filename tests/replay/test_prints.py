@@ -76,6 +76,8 @@ class Loop:
 
 
 def test_loss_and_norm_are_kept_as_they_are_logged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CHRONICLE_RUN_DIR", str(tmp_path / "run"))  # as `chronicle run` does: else nothing is logged
+    monkeypatch.setenv("CHRONICLE_RUN", "run")
     loop = Loop(tmp_path, monkeypatch)
     for norm in (0.1, float("nan"), float("inf"), None):
         loop.train(1)
