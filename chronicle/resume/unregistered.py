@@ -20,7 +20,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from chronicle.resume.configuration import is_of_the_script
+from chronicle.resume.configuration import SKIPPED, is_of_the_script, plain_value
 from chronicle.resume.events import Ended, Loaded, StepBegins
 from chronicle.resume.fingerprint import LiveState, Parts
 from chronicle.resume.hub import RESTS, Observer, Rest
@@ -255,6 +255,8 @@ def _values(prefix: str, thing: Any, known: set[int], depth: int = 0) -> Iterato
         name = f"{prefix}.{key}"
         if id(one) in known or str(key).startswith("__"):
             continue
+        if isinstance(one, str) and plain_value(one) is SKIPPED:
+            continue  # a path
         if isinstance(one, PLAIN) or is_array(one) or is_generator(one):
             yield name, one
         elif isinstance(one, MANY):
