@@ -14,8 +14,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from chronicle.resume.batches import is_call, tensors_of, yielded_lately
-from chronicle.resume.envelope.samples import SampleCopy
-from chronicle.resume.fingerprint import own_shard
+from chronicle.resume.samples import SampleCopy, own_shard
 
 LARGEST_WEIGHTED = 1 << 20  # elements of a tensor whose checksum knows their order within a row
 SPREAD = 0x2545F4914F6CDD1D  # an odd number without a pattern

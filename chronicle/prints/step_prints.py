@@ -37,10 +37,10 @@ from chronicle.prints.launch_facts import add_sources, write_facts
 from chronicle.prints.ring import NOTHING, Print, RingWriter, SaveMark, SeenParts, ring_path
 from chronicle.resume.batches import keep_yielded
 from chronicle.resume.contract import launch_number
-from chronicle.resume.envelope.samples import digest_of, is_captured
 from chronicle.resume.events import BatchEntered, Ended, Gradient, GradientReady, Inputs, Loaded, Saved, StepBegins
 from chronicle.resume.faults import shield
 from chronicle.resume.hub import RESTS, Observer, Rest
+from chronicle.resume.samples import digest_of, is_captured
 from chronicle.resume.training import Training
 from rollback.channels import Role, find_channel
 

@@ -25,7 +25,7 @@ from chronicle.resume.first_batch import (
     format_batch,
     tell_batch,
 )
-from chronicle.resume.horizon import LrCurve, find_in_plan
+from chronicle.resume.horizon import LrCurve, bound_numbers, find_in_plan
 from chronicle.resume.hub import RESTS, Observer, Rest
 from chronicle.resume.learning_rate import forecast_lrs
 from chronicle.resume.training import Training
@@ -220,15 +220,16 @@ def _shifts(model: Any) -> bool:
 
 def read_plan(live: LiveState, says: TrainerSays) -> LrCurve:
     """The LR of every planned step, evaluated or stepped on copies; empty where the scheduler does not tell."""
-    functions = [f for bound in live.schedulers for f in getattr(bound.scheduler, "lr_lambdas", None) or ()]
-    keywords: dict[str, Any] = {}
-    for function in functions:
-        keywords |= getattr(function, "keywords", None) or {}  # functools.partial, as Transformers makes them
+    numbers: dict[str, float] = {}
+    for bound in live.schedulers:
+        for one in bound_numbers(bound):
+            numbers |= one
+    total = numbers.get("num_training_steps")  # as Transformers calls it
     return LrCurve(
         lrs=tuple(_planned_lrs(live, says.planned or 0)),
         planned=says.planned,
         accumulation=int(live.topology.get("accumulation") or 1),
-        horizon=_whole(keywords.get("num_training_steps")),
+        horizon=None if total is None else int(total),
     )
 
 
@@ -244,7 +245,3 @@ def _planned_lrs(live: LiveState, planned: int) -> Iterator[float]:
     if planned <= NUM_STEPPED:
         rows = forecast_lrs(live.optimizers, live.schedulers, planned) or ()
         yield from (row[0] for row in rows if row and row[0] is not None)
-
-
-def _whole(value: Any) -> int | None:
-    return value if isinstance(value, int) and not isinstance(value, bool) else None

@@ -17,13 +17,12 @@ from itertools import islice
 from typing import Any
 
 from chronicle.resume.compiled import ModelHook, compiled_part, see_compiled_calls
-from chronicle.resume.envelope.samples import digest_of, part_of, raw_bytes
 from chronicle.resume.events import BatchEntered, Inputs
 from chronicle.resume.faults import shield
 from chronicle.resume.patches import change
+from chronicle.resume.samples import SAMPLES, array_bytes, digest_of, part_of, raw_bytes
 from chronicle.resume.training import Training
 
-SAMPLES = 64  # elements per tensor
 NUM_LOOKS = 3
 NUM_TENSORS = 16  # of one batch
 NUM_YIELDED = 3
@@ -187,7 +186,7 @@ def samples_of(batch: Any) -> list[Any]:
         elif isinstance(thing, bytes):
             found.append(thing)
         elif not hasattr(thing, "detach"):
-            found.append(_array_bytes(thing))
+            found.append(array_bytes(thing))
         else:
             found.append(f"{tuple(thing.shape)}{thing.dtype}".encode())
             part = part_of(thing, SAMPLES)
@@ -210,17 +209,6 @@ class _OnDevice:
 def is_call(batch: Any) -> bool:
     """Whether this is what a hook hands over: the positional and the named inputs of a call."""
     return isinstance(batch, tuple) and len(batch) == 2 and isinstance(batch[0], tuple) and isinstance(batch[1], dict)
-
-
-def _array_bytes(thing: Any) -> bytes:
-    """A sample of an array that is no tensor. What an object is called may be an address, so its class stands for it."""
-    array = sys.modules["numpy"].asarray(thing)
-    flat = array.reshape(-1)[:: max(1, array.size // SAMPLES)][:SAMPLES]
-    head = f"{array.shape}{array.dtype}".encode()
-    if array.dtype.hasobject:
-        plain = (str, bytes, int, float)
-        return head + repr([item if isinstance(item, plain) else type(item).__name__ for item in flat.tolist()]).encode()
-    return head + bytes((flat.astype("f8") if array.dtype.kind == "f" else flat).tobytes())
 
 
 def tensors_of(batch: Any) -> list[Any]:

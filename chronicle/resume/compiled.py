@@ -41,6 +41,13 @@ def outside_graphs(hook: Callable[..., None]) -> Callable[..., None]:
     return guarded
 
 
+def on_gradient(hook: Callable[..., None], failed: Callable[[Exception], Any]) -> Callable[..., None]:
+    """A hook on the gradient of a parameter. `failed` hears of an error in it."""
+    made = outside_graphs(shield(hook, failed))
+    made.__torch_unserializable__ = True  # type: ignore[attr-defined]  # no warning when the model is saved whole
+    return made
+
+
 def _without_transforms(hook: Callable[..., None], *args: Any, **kwargs: Any) -> None:
     """In `vmap`, `grad` and other transforms of `torch.func` each operation makes a wrapped tensor; within this none does."""
     context: Any = contextlib.nullcontext()

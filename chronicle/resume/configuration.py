@@ -24,7 +24,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import fields, is_dataclass
 from typing import Any
 
-from chronicle.resume.fingerprint import digest, sample_of
+from chronicle.resume.samples import digest, sample_of
 from rollback.channels import Role, role_of
 
 MAX_TEXT = 200  # characters of one value

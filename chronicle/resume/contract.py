@@ -18,7 +18,7 @@ from typing import Any, TypedDict
 from chronicle.errors import ChronicleError, SettingsError, UsageProblem
 from chronicle.journal.place import anchors_of, is_same_directory
 from chronicle.paths import RunPaths
-from chronicle.resume.memory import LrRow, Memory
+from chronicle.resume.memory import LrRow, Memory, read_fields
 from chronicle.settings import is_url
 
 CONTRACT_VERSION = 1
@@ -143,25 +143,14 @@ def load_contract(path: Path) -> Contract | None:
 
 
 def _parse_contract(record: Mapping[str, Any]) -> Contract:
+    known = {name: value for name, value in record.items() if value not in (None, [])}
+    known["rollback"] = record["rollback"]
     groups: Sequence[Mapping[str, Any]] = record.get("groups") or ()
-    rows = record.get("next_lrs")
     epochs = [item.get("last_epoch") for item in record.get("schedulers") or ()]
-    accepted = record.get("accept_change") or ()
-    return Contract(
-        rollback=str(record["rollback"]),
-        checkpoint=str(record["checkpoint"]),
-        step=record.get("step"),
-        optimizer_step=record.get("optimizer_step"),
-        lrs=tuple(float(group["lr"]) for group in groups),
-        next_lrs=None if not rows else tuple(tuple(float(lr) for lr in row) for row in rows),
-        lr_ratio=_finite(record.get("lr_ratio")),
-        lr_unproved=tuple(str(item) for item in record.get("lr_unproved") or ()),
-        last_epochs=tuple(int(epoch) for epoch in epochs if epoch is not None),
-        data=record.get("data"),
-        warmup_steps=int(record.get("warmup_steps") or 0),
-        accept_change=tuple(str(item) for item in accepted),
-        identity=str(record.get("identity") or ""),
-    )
+    known["lrs"] = [group["lr"] for group in groups]
+    known["last_epochs"] = [epoch for epoch in epochs if epoch is not None]
+    known["lr_ratio"] = _finite(record.get("lr_ratio"))
+    return Contract(**read_fields(Contract, known))
 
 
 def accepted_changes(contract: Contract | None, own: Mapping[str, str]) -> dict[str, str]:

@@ -1,6 +1,6 @@
 """M4: the data that a launch begins with, against the first pass: what its next batch really is.
 
-Every rank compares its own first batch with the record of the batches that followed the save (`batch_record.py`). Where it is
+Every rank compares its own first batch with the record of the batches that followed the save (`first_pass.py`). Where it is
 another one, the whole record is read and says what came: an earlier batch (and how many repeat), a later one (how many are left
 out), or one the first pass did not have. That is noted and said in one line; it refuses the resume only where the trainer
 promised to go on with exactly the next batch (`same_data=True`), or itself claims to skip what was seen and begins again.
@@ -11,23 +11,35 @@ the rest of the resumed epoch was skips batches for ever (StatefulDataLoader wit
 
 import atexit
 import json
+import os
 import weakref
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any
 
 from chronicle.journal.writer import fresh_id
-from chronicle.resume.batch_record import BatchRecord, FirstPass, Position, read_first_pass
 from chronicle.resume.batches import BatchWitness
-from chronicle.resume.checks.check import Check, Outcome, attempt, compared, failed, not_compared, noted
+from chronicle.resume.checks.check import Check, Outcome, attempt, compared, failed, not_compared
 from chronicle.resume.contract import Expectation
 from chronicle.resume.events import BatchEntered, Ended, Loaded, Saved
+from chronicle.resume.first_pass import (
+    ENTRY,
+    NAME,
+    VERSION,
+    FirstPass,
+    OtherBatch,
+    Position,
+    read_first_pass,
+    read_record,
+)
 from chronicle.resume.hub import Observer
-from chronicle.resume.memory import Memory
 from chronicle.resume.training import Training
+from rollback.disk.durable import write_atomic
 
-NAME = "next batch"
+MAX_BATCHES = 4_000_000
+MAX_UNBEGUN = 100_000
 NOT_SEEN = (
     "no call of the model was seen before this step: it is called by a method of its own, inside the step (a closure) "
     "or inside a compiled function"
@@ -96,6 +108,11 @@ class DataWatch(Observer):
         self._stray_words = ""  # on some rank: which one, and what it is
 
     # ---- what enters the model -----------------------------------------------------------------------------------
+
+    @property
+    def is_amid_step(self) -> bool:
+        """Whether batches have entered for a step that is still to come."""
+        return bool(self.of_step) and self._step == self._training.step
 
     @property
     def position(self) -> str:
@@ -257,7 +274,7 @@ class DataWatch(Observer):
             return [compared(NAME, "M4", True, expected=f"{self._first:016x}", found="equal")]
         other = OtherBatch(before, self._first)
         self._strays = other.is_astray
-        memory = self._memory
+        memory = self._start.memory
         beside = rank if memory is not None and memory.of_rank(rank) is None else None
         return [other.check(exactly=self._options.same_data, continues=self.continues, beside=beside)]
 
@@ -270,13 +287,9 @@ class DataWatch(Observer):
             self._follow(digest, step)
         self._followed.early.clear()
 
-    @property
-    def _memory(self) -> Memory | None:
-        return self._start.expectation.memory if self._start.expectation else None
-
     def _parent(self) -> Position | None:
         """The position in the first pass that the loaded checkpoint carries."""
-        memory = self._memory
+        memory = self._start.memory
         own = None if memory is None else memory.of_rank(self._ranks.rank) or next(iter(memory.ranks), None)
         return None if own is None else Position.parse(own.batches)
 
@@ -291,7 +304,7 @@ class DataWatch(Observer):
 
     def _saved_position(self) -> Any:
         """The position that the trainer reported at the save; None where it reports none."""
-        return None if self._options.data_state is None or self._memory is None else self._memory.data
+        return None if self._options.data_state is None or self._start.memory is None else self._start.memory.data
 
     def _is_equal(self, data: Any) -> bool:
         expectation, saved = self._start.expectation, self._saved_position()
@@ -320,76 +333,69 @@ def _plain(data: Any) -> str:
     return json.dumps(data, sort_keys=True, default=str)
 
 
-class OtherBatch:
-    """What the first batch of a resume is, when it is not known to be the one that followed the save."""
+# ---- the record of this launch -----------------------------------------------------------------------------------------
 
-    def __init__(self, before: FirstPass, first: int) -> None:
-        self._before, self._same = before, before.find(first)
-        at = before.position
-        self._nearest = min(self._same, key=lambda index: (abs(index - at), index), default=None)
 
-    @property
-    def _nothing_followed(self) -> bool:
-        return self._before.position >= len(self._before.entries)
+class BatchRecord:
+    """The record of this launch and rank. Nothing is written before the first optimizer step, and then each batch at once."""
 
-    @property
-    def _begins_pass(self) -> bool:
-        return self._before.begins_pass(self._before.position)
+    def __init__(self, directory: Path | None) -> None:
+        self._directory = directory
+        self._path: Path | None = None
+        self._fd = -1
+        self.record = ""
+        self.num_seen = 0
+        self._early: list[tuple[int, int, int]] = []  # batches before the first step
+        self._first = 0  # index of the first batch that is kept in the file
 
-    @property
-    def is_astray(self) -> bool:
-        """Whether nobody can have meant it: scripts begin a pass again on purpose, and a new pass may come in a new order."""
-        before, nearest = self._before, self._nearest
-        if self._nothing_followed:
-            return False
-        if nearest is None:
-            return not self._begins_pass
-        return nearest > before.position or not before.begins_data(nearest)
+    def position_after(self, num_waiting: int) -> str:
+        """What a checkpoint saved now carries, with batches that are still to be added; "" when nothing is recorded."""
+        return "" if self._path is None else str(Position(self.record, self.num_seen + num_waiting))
 
-    def check(self, *, exactly: bool, continues: bool, beside: int | None = None) -> Check:
-        """`exactly`: the trainer promised the next batch. `continues`: it claims to skip what was seen.
-
-        `beside`: this rank, where another one saved alone, so that what followed here may never have been written.
-        """
-        before, nearest, num = self._before, self._nearest, len(self._before.entries)
-        if self._nothing_followed:
-            return self._after_the_end(beside)
-        expected = f"the batch of step {before.step(before.position)}"
-        if nearest is None:
-            cause = f"the batch is none of the {num} of the first pass: another order, other samples, or another augmentation"
-            also = "; the first pass began a new epoch here too" if self._begins_pass else ""
-            return _differs(exactly, expected, "an unknown batch", cause + also)
-        found = f"the batch of step {before.step(nearest)}"
-        if nearest < before.position:
-            refused = exactly or (continues and before.begins_data(nearest))
-            return _differs(refused, expected, found, self._repeats(nearest))
-        num_left = nearest - before.position
-        left_out = "1 batch of the first pass is" if num_left == 1 else f"{num_left} batches of the first pass are"
-        return _differs(exactly, expected, found, f"{left_out} left out; {found} comes first")
-
-    def _after_the_end(self, beside: int | None) -> Check:
-        """Nothing is on record after the save."""
-        before, position = self._before, self._before.position
-        if position > len(before.entries):
-            why = "the record of batches ends before this save"
-        elif beside is None:
-            why = "the run stopped right at this save, or before the batch that followed was on record"
+    def add(self, digest: int, step: int, place: int) -> None:
+        """One batch, which the optimizer step `step` will use; 0: the launch's first."""
+        self.num_seen += 1
+        if self._directory is None:
+            return
+        if self._path is not None:
+            if self.num_seen - self._first > MAX_BATCHES:
+                self._drop_old(self._path)
+            os.write(self._fd, ENTRY.pack(digest, step, place))
+        elif self.num_seen > MAX_UNBEGUN:
+            self._directory, self._early = None, []  # no optimizer step was ever seen
         else:
-            why = f"rank {beside} took no part in this save, and the batch that followed there is not on record"
-        if self._same and position:
-            why += f"; this launch begins with the batch of step {before.step(self._same[0])}"
-        return not_compared(NAME, "M4", why)
+            self._early.append((digest, step, place))
 
-    def _repeats(self, index: int) -> str:
-        before, again = self._before, self._before.position - index
-        if self._begins_pass and before.begins_data(index):
-            return f"this pass of the loader comes in the order of the pass that began at step {before.step(index)}"
-        number = "1 batch repeats" if again == 1 else f"{again} batches repeat"
-        what = f"the batch of step {before.step(index)} of the first pass comes again: {number}"
-        if index == 0:
-            return what + "; the data start again from their beginning"
-        return what + ("; the pass of the loader starts again" if before.begins_data(index) else "")
+    def begin(self, record: str, rank: int, *, start_step: int, parent: Position | None, launch: int | None) -> None:
+        """The first step is about to be taken from `start_step`; the launch went on from `parent`. `record`: the new id."""
+        if self._directory is None or self._path is not None:
+            return
+        self.record, path = record, self._directory / f"{record}.{rank}"
+        header = {"v": VERSION, "first": 0, "start_step": start_step, "parent": str(parent or ""), "launch": launch}
+        early = [ENTRY.pack(digest, step or start_step + 1, place) for digest, step, place in self._early]
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(_header(header) + b"".join(early))
+        self._early = []
+        self._open(path)
+
+    def _open(self, path: Path) -> None:
+        self._path, self._fd = path, os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC)
+        self._close = weakref.finalize(self, os.close, self._fd)
+
+    @property
+    def is_removed(self) -> bool:
+        """Whether somebody removed the directory that it is written to."""
+        return self._path is not None and not self._path.parent.exists()
+
+    def _drop_old(self, path: Path) -> None:
+        """Keep the newer half."""
+        header, entries = read_record(path)
+        half = len(entries) // 2
+        self._first = header["first"] + half
+        write_atomic(path, _header({**header, "first": self._first}) + entries[half:].tobytes(), durable=False)
+        self._close()
+        self._open(path)
 
 
-def _differs(refused: bool, expected: str, found: str, cause: str) -> Check:
-    return (failed if refused else noted)(NAME, "M4", expected=expected, found=found, cause=cause)
+def _header(values: dict[str, Any]) -> bytes:
+    return json.dumps(values, separators=(",", ":")).encode() + b"\n"

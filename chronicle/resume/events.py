@@ -10,6 +10,8 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
+from chronicle.metrics.log import number_of
+from chronicle.recording import Recording
 from chronicle.resume.checks.check import Check
 from chronicle.resume.memory import LrRow, Memory
 
@@ -103,6 +105,16 @@ class Logged:
 
     step: int
     values: Mapping[str, Any]
+
+    def into(self, log: Recording) -> None:
+        """Write the numbers among them; nothing is said of the rest, nor outside of a launch."""
+        numbers = {}
+        for name, value in self.values.items() if log.run is not None else ():
+            number = number_of(value)
+            if number is not None and name not in ("step", "t"):
+                numbers[str(name)] = number
+        if numbers:
+            log.log(self.step, numbers)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

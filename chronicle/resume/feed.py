@@ -10,12 +10,12 @@ The row of a fact says what a difference means: `dataset` another dataset, `shuf
 left out.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
-from chronicle.resume.batches import samples_of, tensors_of
-from chronicle.resume.configuration import SKIPPED, Fact, constructor_arguments, plain_value, quietly, short_digest
-from chronicle.resume.envelope.samples import digest_of
+from chronicle.resume.batches import tensors_of
+from chronicle.resume.configuration import SKIPPED, Fact, constructor_arguments, plain_value, quietly
+from chronicle.resume.samples import digest, is_array, plain_bytes
 
 ROWS_OF_DATASET = "rows of the dataset"
 NUM_PARTS = 16  # of a data set that is put together
@@ -50,7 +50,7 @@ def dataset_facts(dataset: Any, name: str = "dataset", depth: int = 0) -> Iterat
     if type(dataset).__module__.startswith("datasets."):
         yield from _of_hugging_face(dataset, name)
     elif isinstance(dataset, (list, tuple)):
-        yield ROWS_OF_DATASET, f"{name}.rows", _sequence_digest(dataset)
+        yield ROWS_OF_DATASET, f"{name}.rows", _rows_digest(dataset)
     else:
         yield from _of_attributes(dataset, name, depth)
 
@@ -73,7 +73,7 @@ def _arrow_digest(dataset: Any) -> str:
         table, indices, size = dataset.data, dataset._indices, len(dataset)
         places = range(0, size, max(1, size // NUM_ROWS))[:NUM_ROWS]
         rows = [indices.column(0)[place].as_py() if indices is not None else place for place in places]
-        return short_digest([_item(table.fast_slice(row, 1).to_pydict()) for row in rows])
+        return _rows_digest([table.fast_slice(row, 1).to_pydict() for row in rows])
     except Exception:  # noqa: BLE001 another version of the library
         return ""
 
@@ -95,7 +95,7 @@ def _of_attributes(dataset: Any, name: str, depth: int) -> Iterator[Fact]:
             if key in certain and key not in CHANGING:
                 yield "dataset", place, value
         elif isinstance(thing, (list, tuple)):
-            yield ROWS_OF_DATASET, place, f"{len(thing)} items, {_sequence_digest(thing)}"
+            yield ROWS_OF_DATASET, place, f"{len(thing)} items, {_rows_digest(thing)}"
 
 
 # ---- the order -------------------------------------------------------------------------------------------------------
@@ -195,34 +195,19 @@ def sequence_length(inputs: Any) -> int | None:
 # ---- digests ---------------------------------------------------------------------------------------------------------
 
 
-def is_array(thing: Any) -> bool:
-    """Whether it is a tensor, or an array of another library."""
-    return hasattr(thing, "shape") and hasattr(thing, "dtype") and not isinstance(thing, type)
-
-
 def _array_digest(thing: Any) -> str:
     """Shape, type and a sample of a tensor or array. A memory-mapped one is read at a few places."""
+    return f"{tuple(int(n) for n in thing.shape)} {str(thing.dtype).removeprefix('torch.')} {_content(thing)}"
+
+
+def _rows_digest(things: Sequence[Any]) -> str:
+    """Of a plain list: some of its items, as far as they are plain values, tensors and arrays."""
+    return _content(things[:: max(1, len(things) // NUM_SAMPLES)][:NUM_SAMPLES])
+
+
+def _content(thing: Any) -> str:
+    """Digest of its values; "unread" where there is an array of a library that we do not know."""
     try:
-        content = f"{digest_of(samples_of(thing)):016x}"
-    except Exception:  # noqa: BLE001 an array of a library that we do not know
-        content = "unread"
-    return f"{tuple(int(n) for n in thing.shape)} {str(thing.dtype).removeprefix('torch.')} {content}"
-
-
-def _sequence_digest(things: Sequence[Any]) -> str:
-    """Of a plain list: some of its items, as far as they are plain values and tensors."""
-    size = len(things)
-    return short_digest([_item(thing) for thing in things[:: max(1, size // NUM_SAMPLES)][:NUM_SAMPLES]])
-
-
-def _item(thing: Any, depth: int = 0) -> Any:
-    if is_array(thing):
-        return _array_digest(thing)
-    if isinstance(thing, Mapping) and depth < 3:
-        return {str(key): _item(value, depth + 1) for key, value in thing.items()}
-    if isinstance(thing, (tuple, list)) and depth < 3:
-        return [_item(value, depth + 1) for value in thing[:NUM_SAMPLES]]
-    if isinstance(thing, str):
-        return thing
-    value = plain_value(thing)
-    return type(thing).__name__ if value is SKIPPED else value
+        return digest(plain_bytes(thing, NUM_SAMPLES))
+    except (AttributeError, TypeError, ValueError):
+        return "unread"

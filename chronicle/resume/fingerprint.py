@@ -1,27 +1,19 @@
 """Makes a `Memory` from the objects in memory: samples of every tensor, generator digests.
 
-A sum does not notice a permutation, and a full hash costs as much as a save. So `SAMPLES` elements of every tensor, at a fixed
-stride, are hashed bit for bit. No object is changed and no random
-number is drawn. torch is imported inside the functions.
+No object is changed and no random number is drawn. torch is imported inside the functions.
 """
 
-import hashlib
-import json
-import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from itertools import zip_longest
-from typing import Any, TypeVar
+from typing import Any
 
 from chronicle.resume.faults import raised_by_script, reason_of
 from chronicle.resume.horizon import bound_numbers
 from chronicle.resume.learning_rate import BoundScheduler, forecast_further, forecast_lrs, number, raw_optimizer
 from chronicle.resume.memory import LrRow, Memory, ParamGroup, RankDigest, Scheduler, plain_numbers
+from chronicle.resume.samples import apart, digest, digest_and_each, own_shard, plain_bytes, sample_of, tensor_digest
 
-T = TypeVar("T")
-
-SAMPLES = 64  # elements per tensor
 MOST_EACH = 1 << 14  # characters: of 4096 weights
 COMPARED_APART = {"params", "lr", "initial_lr", "max_lr", "min_lr", "weight_decay", "step"}
 IMPLEMENTATION = {"foreach", "fused", "capturable", "differentiable"}  # how a step is computed: no part of the state
@@ -70,10 +62,7 @@ def fingerprint_memory(
     import torch
 
     parts = Parts()
-
-    def take(name: str, work: Callable[[], Any], otherwise: Any = None) -> Any:
-        return parts.take(name, work, otherwise)
-
+    take = parts.take
     with torch.no_grad():
         steps = take("optimizer_steps", lambda: optimizer_steps(live.optimizers))
         # of the first optimizer: a critic may take several for each of its steps
@@ -106,7 +95,7 @@ class Parts:
     def __init__(self) -> None:
         self.unknown: dict[str, str] = {}
 
-    def take(self, name: str, work: Callable[[], T], otherwise: T) -> T:
+    def take(self, name: str, work: Callable[[], Any], otherwise: Any = None) -> Any:
         """What `work` returns, or `otherwise` if it raises: foreign objects may be of any kind."""
         try:
             return work()
@@ -123,7 +112,7 @@ class Parts:
 
 
 def rank_digest(live: LiveState, parts: Parts, *, whole: bool = True) -> RankDigest:
-    """Digests of what this rank holds: generators, weights, moments, buffers and data position. Not `whole`: weights alone."""
+    """Digests of what this rank holds: generators, weights and moments. Not `whole`: weights alone."""
     weights, each = parts.take("weights", lambda: weights_and_each(live), ("", ""))
     if not whole:
         return RankDigest(rank=live.rank, weights=weights)
@@ -135,7 +124,6 @@ def rank_digest(live: LiveState, parts: Parts, *, whole: bool = True) -> RankDig
         each=each if live.rank == 0 and len(each) <= MOST_EACH else "",
         moments=moments,
         each_moment=each_moment if live.rank == 0 and len(each_moment) <= MOST_EACH else "",
-        data="" if live.data is None else digest(json.dumps(live.data, sort_keys=True, default=str).encode()),
     )
 
 
@@ -228,13 +216,9 @@ def saved_buffers(model: Any) -> Iterator[tuple[str, Any]]:
 def _scheduler(bound: BoundScheduler) -> Scheduler:
     scheduler = bound.scheduler
     last_epoch = getattr(scheduler, "last_epoch", getattr(scheduler, "last_batch_iteration", None))
-    last_lr = getattr(scheduler, "_last_lr", None)
-    count = getattr(scheduler, "_step_count", None)
     return Scheduler(
         name=type(scheduler).__name__,
         last_epoch=int(last_epoch) if isinstance(last_epoch, (int, float)) else None,
-        step_count=count if isinstance(count, int) else None,
-        last_lr=tuple(lr for one in last_lr if (lr := number(one)) is not None) if isinstance(last_lr, (list, tuple)) else (),
         unit=bound.unit,
         further=forecast_further(bound),
         bound=bound_numbers(bound),
@@ -281,8 +265,18 @@ def _step_values(optimizer: Any) -> Iterator[int]:
 
 
 def groups_of(optimizers: Iterable[Any]) -> Iterator[tuple[Any, Mapping[str, Any]]]:
-    """Every parameter group with its optimizer, in order."""
-    return ((optimizer, group) for optimizer in optimizers for group in optimizer.param_groups)
+    """Every parameter group with its optimizer, in order; an engine has none."""
+    return ((optimizer, group) for optimizer in optimizers for group in getattr(optimizer, "param_groups", ()))
+
+
+def params_of(*optimizers: Any) -> list[Any]:
+    """Every parameter that they hold, in order."""
+    return [p for _, group in groups_of(optimizers) for p in group["params"]]
+
+
+def names_of(models: Iterable[Any]) -> dict[int, str]:
+    """The names of all parameters, by `id`."""
+    return {id(p): name for model in models for name, p in model.named_parameters()}
 
 
 def _groups(optimizers: Sequence[Any], parts: Parts) -> Iterator[ParamGroup]:
@@ -365,99 +359,17 @@ def steppers_of(optimizers: Iterable[Any]) -> tuple[Any, ...]:
     return collect_optimizers(found)
 
 
-# ---- tensors ---------------------------------------------------------------------------------------------------------
+# ---- which tensors differ --------------------------------------------------------------------------------------------
 
-def own_shard(tensor: Any) -> Any:
-    """This rank's part of a distributed tensor (DTensor, ZeRO-3 parameter), a packed one (torchao's moments of eight bits)
-    unpacked; other tensors unchanged."""
-    if hasattr(tensor, "ds_tensor"):
-        return tensor.ds_tensor
-    if hasattr(tensor, "to_local"):
-        tensor = tensor.to_local()
-    return tensor.dequantize() if hasattr(tensor, "__tensor_flatten__") and is_packed_tensor(tensor) else tensor
-
-
-def is_packed_tensor(tensor: Any) -> bool:
-    """Whether a tensor is of a class that keeps its values in others, and says how to unpack them."""
-    kinds = [base for base in type(tensor).__mro__ if base.__module__.partition(".")[0] != "torch"]
-    return hasattr(tensor, "__tensor_flatten__") and any("dequantize" in vars(kind) for kind in kinds)
-
-
-def sample_of(tensor: Any, count: int = SAMPLES) -> Any:
-    """Some elements of a tensor at a fixed stride, flat, where they lie."""
-    return tensor.detach().reshape(-1)[:: max(1, tensor.numel() // count)][:count]
-
-
-def tensor_digest(tensors: Iterable[Any], types: Iterable[Any] = ()) -> str:
-    """Hash of a strided sample of every tensor, bit for bit, with shapes and dtypes; "" for no tensors.
-
-    `types`: the dtype as which each tensor counts, where that is not its own.
-    """
-    return digest_and_each(tensors, types)[0]
-
-
-def digest_and_each(tensors: Iterable[Any], types: Iterable[Any] = ()) -> tuple[str, str]:
-    """The same, and 16 bits of each tensor's sample alone, in hex, in their order: they tell which tensors differ."""
-    import torch
-
-    shapes: list[str] = []
-    samples: dict[tuple[Any, Any], tuple[list[int], list[Any]]] = {}
-    for tensor, given in zip_longest(tensors, types):
-        dtype = given or tensor.dtype
-        if tensor.numel():
-            places, parts = samples.setdefault((tensor.device, dtype), ([], []))
-            places.append(len(shapes))
-            parts.append(sample_of(tensor).to(dtype))
-        shapes.append(f"{tuple(tensor.shape)}{dtype}")
-    if not shapes:
-        return "", ""
-    each = ["0000"] * len(shapes)
-    total = hashlib.sha256("|".join(shapes).encode())
-    for places, parts in samples.values():
-        content = torch.cat(parts).contiguous().view(torch.uint8).cpu().numpy().tobytes()
-        total.update(content)
-        begin = 0
-        for place, part in zip(places, parts, strict=True):
-            end = begin + part.numel() * part.element_size()
-            each[place] = f"{zlib.crc32(content[begin:end]) & 0xFFFF:04x}"
-            begin = end
-    return total.hexdigest()[:16], "".join(each)
-
-
-def weights_apart(each: str, live: LiveState) -> list[tuple[str, Any]]:
-    """The weights whose 16 bits (`weights_and_each`) are others now, by name; [] where the models have other tensors."""
-    named = [one for model in live.models for one in model.named_parameters()]
-    own = weights_and_each(live)[1] if each else ""
-    if len(own) != len(each):
-        return []
-    return [one for at, one in enumerate(named) if own[4 * at : 4 * at + 4] != each[4 * at : 4 * at + 4]]
+def weights_apart(each: str, live: LiveState) -> list[str]:
+    """The names of weights whose 16 bits (`weights_and_each`) are others now; [] where the models have other tensors."""
+    names = [name for model in live.models for name, _ in model.named_parameters()]
+    return [names[at] for at in apart(each, weights_and_each(live)[1])]
 
 
 def moments_apart(each: str, live: LiveState) -> list[str]:
     """The moments whose 16 bits are others now, with the names of their parameters; [] where there are other tensors."""
-    names = {id(one): name for model in live.models for name, one in model.named_parameters()}
+    names = names_of(live.models)
     held = [(param, key) for optimizer, group in groups_of(live.optimizers) for param, key, _ in held_by(optimizer, group)]
-    own = _moments_and_each(live.optimizers)[1] if each else ""
-    if len(own) != len(each):
-        return []
-    apart = [one for at, one in enumerate(held) if own[4 * at : 4 * at + 4] != each[4 * at : 4 * at + 4]]
-    return [f"{key} of {names.get(id(param), 'a parameter of no model')}" for param, key in apart]
-
-
-def plain_bytes(thing: Any) -> bytes:
-    """A state of plain values and tensors as bytes that are equal for equal states; other objects by their type."""
-    if isinstance(thing, Mapping):
-        parts = [repr(key).encode() + b":" + plain_bytes(thing[key]) for key in sorted(thing, key=repr)]
-        return b"{" + b",".join(parts) + b"}"
-    if isinstance(thing, (tuple, list)):
-        return b"[" + b",".join(plain_bytes(item) for item in thing) + b"]"
-    if hasattr(thing, "numel") and hasattr(thing, "detach"):
-        return tensor_digest((own_shard(thing),)).encode()
-    if thing is None or isinstance(thing, (bool, int, float, str, bytes)):
-        return repr(thing).encode()
-    return type(thing).__name__.encode()
-
-
-def digest(data: bytes) -> str:
-    """The first 64 bits of SHA-256, in hex."""
-    return hashlib.sha256(data).hexdigest()[:16]
+    found = [held[at] for at in apart(each, _moments_and_each(live.optimizers)[1])]
+    return [f"{key} of {names.get(id(param), 'a parameter of no model')}" for param, key in found]

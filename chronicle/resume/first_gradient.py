@@ -27,15 +27,15 @@ from typing import Any
 
 from chronicle.resume.beside import StateFiles
 from chronicle.resume.checks.check import Check, Outcome, compared, not_compared, noted
-from chronicle.resume.compiled import outside_graphs
+from chronicle.resume.compiled import on_gradient
 from chronicle.resume.contract import Expectation
 from chronicle.resume.data import DataWatch
-from chronicle.resume.envelope.breach import Breach, BreachKind
-from chronicle.resume.envelope.samples import Snapshot, part_of
+from chronicle.resume.envelope.breach import BreachKind, BreachLog
 from chronicle.resume.events import BatchEntered, GradientReady, Inputs, Loaded, Saved
-from chronicle.resume.faults import shield
-from chronicle.resume.fingerprint import rng_digests
-from chronicle.resume.hub import Observer
+from chronicle.resume.fingerprint import names_of, params_of, rng_digests
+from chronicle.resume.hub import RESTS, Observer, Rest
+from chronicle.resume.rules import listed
+from chronicle.resume.samples import Snapshot, part_of
 from chronicle.resume.training import Training
 
 VERSION = 4
@@ -57,15 +57,15 @@ Rows = Sequence[Sequence[float] | None]  # samples, one row a tensor
 
 
 class FirstGradient(Observer):
-    """Keeps and compares first gradients of one rank. `tell` hears of a step that is another one."""
+    """Keeps and compares first gradients of one rank. `log` hears of a step that is another one."""
 
     about = "gradient"
 
-    def __init__(self, training: Training, tell: Callable[[Breach], object], data: DataWatch) -> None:
-        self._training, self._tell, self._data = training, tell, data
+    def __init__(self, training: Training, log: BreachLog, data: DataWatch) -> None:
+        self._training, self._log, self._data = training, log, data
         directory = None if training.paths is None else training.paths.gradients_dir
         self._files = StateFiles(directory, training.ranks.rank, version=VERSION)
-        self._seen = 0  # micro-batches since the last step
+        self._seen = 0  # micro-batches since the last step, near a save or a load
         self._autocast = False  # whether a micro-batch of this step entered under it
         self._state = ""  # identity of the state whose next gradient is to be kept
         self._at_save: Mapping[str, str] = {}
@@ -86,7 +86,9 @@ class FirstGradient(Observer):
     def saved(self, event: Saved) -> None:
         """The gradient after it is to be kept; in the middle of an accumulation it says nothing."""
         if event.is_of_now and event.memory is not None:
-            self._state = "" if self._seen else event.memory.state_id
+            is_amid, self._state = self._data.is_amid_step, ""
+            if not is_amid:
+                self._state, self._seen = event.memory.state_id, 0
             self._at_save = event.memory.ranks[0].rng
             self._entered = {}
             self._looks = self._files.keeps and bool(self._state or self._wanted)
@@ -104,30 +106,30 @@ class FirstGradient(Observer):
         self._sums = None
         self._looks = self._files.keeps and wanted
 
-    def batch_entered(self, event: BatchEntered) -> None:
+    def batch_entered(self, event: BatchEntered) -> Rest | None:
         """How the generators stand when the first micro-batch of a step enters."""
         if event.kind is Inputs.PASS:
-            return
+            return None
         if self._update is not None:
             self._settle_update()
-        self._seen += 1
         if not self._looks:
-            return
+            return RESTS
+        self._seen += 1
         self._autocast = (self._autocast and self._seen > 1) or _autocast()
         if self._seen > 1:
-            return
+            return None
         try:
             self._entered = rng_digests()
         except RuntimeError:  # a generator that cannot be read now (a graph is being captured): nothing is compared
             self._state, self._wanted, self._looks = "", False, False
         if self._by_hooks and self._sums is None:
             self._sums = _Sums(_params(None, self._models()), self._failed)
+        return None
 
-    def gradient_ready(self, event: GradientReady) -> None:
+    def gradient_ready(self, event: GradientReady) -> Rest | None:
         """Keep the gradient, or compare it, near a save or a load."""
         if not self._looks:
-            self._seen = 0
-            return
+            return RESTS
         place, optimizer, lrs = self._training.place_of(event.optimizer), event.optimizer, list(event.lrs)
         record, self._expected, state = self._expected, None, ""
         if self._state and self._entered:
@@ -135,10 +137,11 @@ class FirstGradient(Observer):
             record = self._keep(state, place, optimizer, lrs)
         if record is not None and record["exact"] and record["lrs"] == lrs:
             weights = _params(optimizer, self._models())
-            moved = {"update": weights, "averages": _averaged(self._averages())}
+            moved = {"update": weights, "averages": _averaged(self._training.observe().averages)}
             before = {name: (tensors, Snapshot(tensors)) for name, tensors in moved.items()}
             self._update = _Update(record, state, before, rng_digests())
         self._reset(wanted=False)
+        return None
 
     # ---- what it knows of the training ------------------------------------------------------------------------------
 
@@ -148,9 +151,6 @@ class FirstGradient(Observer):
     def _models(self) -> Sequence[Any]:
         return self._training.observe().models
 
-    def _averages(self) -> Mapping[str, Any]:
-        return self._training.observe().averages
-
     def _failed(self, problem: Exception) -> None:
         """A hook of this failed."""
         self._training.faults.record(self.about, problem)
@@ -158,8 +158,7 @@ class FirstGradient(Observer):
     def _moved_otherwise(self, words: str) -> None:
         """The first step of this launch is another one than in the first pass."""
         step = self._training.start.start_step
-        first = None if step is None else step + 1
-        self._tell(Breach(kind=BreachKind.UPDATE, step=first, words=words, seen=self._training.step))
+        self._log.tell(BreachKind.UPDATE, words, step=None if step is None else step + 1, seen=self._training.step)
 
     def _went_wrong(self, identity: Mapping[str, Any]) -> str:
         """Which incident the first step after the save of this state belongs to, in words; "" for none.
@@ -310,11 +309,10 @@ class _Difference:
         """The difference for a person; it names the first odd one of the parameters."""
         if not self.odd or self.median > self.bounds[1]:
             return f"{_percent(self.median)} apart in the median parameter"
-        param = params[self.odd[0]]
-        known = {id(p): name for model in models for name, p in model.named_parameters()}
-        name = f"`{known[id(param)]}`" if id(param) in known else f"a parameter of shape {tuple(param.shape)}"
-        more = f" and {len(self.odd) - 1} more" if len(self.odd) > 1 else ""
-        return f"another one in {name}{more} of {self.num} parameters"
+        known = names_of(models)
+        odd = [params[place] for place in self.odd]
+        names = [known.get(id(param), f"parameter of shape {tuple(param.shape)}") for param in odd]
+        return f"another one in {listed(names, 1)} of {self.num} parameters"
 
 
 @dataclass(slots=True)
@@ -375,9 +373,7 @@ class _Sums:
             self._found = [None] * len(self._found)
             self._lost(problem)
 
-        hook = outside_graphs(shield(see, lose))
-        hook.__torch_unserializable__ = True  # type: ignore[attr-defined]  # no warning when the model is saved whole
-        return hook
+        return on_gradient(see, lose)
 
     def rows(self) -> list[Any]:
         """One row a parameter, as of a gradient that is there; nothing where none can come."""
@@ -400,7 +396,7 @@ def _params(optimizer: Any, models: Sequence[Any]) -> list[Any]:
     if optimizer is None:
         every = [p for model in models for p in model.parameters() if p.requires_grad]
     else:
-        every = [p for group in optimizer.param_groups for p in group["params"] if p.requires_grad]
+        every = [p for p in params_of(optimizer) if p.requires_grad]
     return _thinned(every, NUM_TENSORS)
 
 

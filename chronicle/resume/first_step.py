@@ -210,5 +210,5 @@ def _undescribed(found: Memory) -> Iterator[Check]:
 
 def _others(start: StartingPoint) -> Sequence[str] | None:
     """Classes of optimizers that stepped the same parameters before the save; None when nothing was loaded."""
-    memory = start.expectation.memory if start.expectation else None
-    return None if not start.resumed else tuple((memory.topology if memory else {}).get(OTHERS) or ())
+    memory = start.memory or Memory()
+    return tuple(memory.topology.get(OTHERS) or ()) if start.resumed else None

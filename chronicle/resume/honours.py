@@ -12,6 +12,7 @@ that are sequential or seeded by epoch. A loader that keeps its own place (`Plan
 them out itself, when it is read next; its state records that, so a later resume does not do it again.
 """
 
+import functools
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from hashlib import sha256
@@ -21,9 +22,10 @@ from typing import Any
 from chronicle.resume.checks.check import Check, failed
 from chronicle.resume.contract import Contract, Expectation
 from chronicle.resume.fingerprint import LiveState
-from chronicle.resume.learning_rate import WarmUp, can_warm_up
+from chronicle.resume.learning_rate import number, warmed
 from chronicle.resume.memory import Carried, Memory
 from chronicle.resume.patches import change_object
+from chronicle.resume.training import is_within_its_step
 from rollback.plan.request import HONOURED, RESHUFFLE, SKIP, WARMUP
 
 BY_EPOCH = ("SeedableRandomSampler", "DistributedSampler")
@@ -173,6 +175,81 @@ class Honours:
 
 def _not_applied(name: str, code: str, expected: str, where: str, cause: str) -> Check:
     return failed(name, code, expected=expected, found="not applied", where=where, cause=cause)
+
+
+# ---- warm-up: the step runs with a lower LR, which is removed right after it -----------------------------------------
+
+
+def can_warm_up(optimizers: Sequence[Any]) -> bool:
+    """Whether every optimizer has a `step` to wrap and an LR in every group."""
+    return bool(optimizers) and all(
+        hasattr(one, "step") and all(number(group.get("lr")) is not None for group in one.param_groups)
+        for one in optimizers
+    )
+
+
+class WarmUp:
+    """One optimizer whose next steps run under `warmups`; `step`: how many it has completed.
+
+    The lower LR is set right before the step and removed right after it, so that neither a scheduler that multiplies the
+    group's LR nor a checkpoint contains it.
+    """
+
+    def __init__(self, optimizer: Any, warmups: Sequence[tuple[int, int]], step: int) -> None:
+        self._optimizer, self._warmups, self._step = optimizer, tuple(warmups), step
+        self._kept: list[tuple[dict[str, Any], Any]] = []  # groups and what their LR was, during a step
+        self.used: float | None = None  # LR of the first group in the last step; None if it was the scheduler's
+        if hasattr(optimizer, "register_step_pre_hook"):
+            optimizer.register_step_pre_hook(lambda *_: None if is_within_its_step(optimizer) else self._lower())
+            optimizer.register_step_post_hook(lambda *_: None if is_within_its_step(optimizer) else self._finish())
+        else:
+            change_object(optimizer, "step", self._around(optimizer.step))  # ZeRO's steps its inner optimizer group by group
+
+    def restore(self) -> None:
+        """Restore the LRs that a step left lowered because it raised."""
+        while self._kept:
+            group, lr = self._kept.pop()
+            if hasattr(group["lr"], "copy_"):
+                group["lr"].copy_(lr)
+            else:
+                group["lr"] = lr
+
+    def cancel(self) -> None:
+        """Lower nothing any more."""
+        self.restore()
+        self._warmups, self.used = (), None
+
+    def _lower(self) -> None:
+        self.restore()
+        self.used = None
+        if not any(first <= self._step < first + count for first, count in self._warmups):
+            return
+        done: set[int] = set()  # groups may share one tensor
+        for group in self._optimizer.param_groups:
+            lr = group["lr"]
+            if not hasattr(lr, "copy_"):
+                self._kept.append((group, lr))
+                group["lr"] = warmed(lr, self._step, self._warmups)
+            elif id(lr) not in done:
+                done.add(id(lr))
+                self._kept.append((group, lr.clone()))
+                lr.copy_(warmed(lr, self._step, self._warmups))
+        self.used = float(self._optimizer.param_groups[0]["lr"])
+
+    def _finish(self) -> None:
+        self.restore()
+        self._step += 1
+
+    def _around(self, original: Any) -> Any:
+        @functools.wraps(original)
+        def step(*args: Any, **kwargs: Any) -> Any:
+            self._lower()
+            try:
+                return original(*args, **kwargs)
+            finally:
+                self._finish()
+
+        return step
 
 
 # ---- batches: some skipped, the rest of an epoch in another order ----------------------------------------------------

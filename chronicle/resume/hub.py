@@ -1,8 +1,8 @@
 """Hands events to the parts of the guard, contains their errors, and lets a part rest that has nothing to do.
 
 Each part is contained: an error in one is recorded, and no other part hears of it. A part that answers `RESTS` to an event
-hears no more of its kind until a state is saved or loaded: a steady step asks only those that watch every step. `Begins` and
-`Loading` are answered by the session alone.
+hears no more of its kind until a state is saved or loaded: a steady step asks only those that watch every step. `Begins`,
+`Loading` and `Logged` are answered by the session alone.
 """
 
 import functools
@@ -18,7 +18,6 @@ from chronicle.resume.events import (
     Event,
     GradientReady,
     Loaded,
-    Logged,
     Saved,
     StepBegins,
 )
@@ -54,9 +53,6 @@ class Observer:
 
     def gradient_ready(self, event: GradientReady) -> Rest | None:
         """The gradient of this step is complete, and the optimizer has not moved."""
-
-    def logged(self, event: Logged) -> None:
-        """The script logged numbers."""
 
     def saved(self, event: Saved) -> None:
         """A state was saved."""

@@ -7,7 +7,7 @@ protected by the checkpoint's manifest, not by the journal.
 
 import os
 import sys
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from hashlib import sha256
 from pathlib import Path
@@ -52,27 +52,26 @@ class TakenState:
 OF_STEPS = frozenset(("instant-spike", "nan", "weights-not-finite", "replicas-differ", "step-differs"))
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(slots=True, kw_only=True)
 class GuardHistory:
-    """What the journal knows that a first step depends on."""
+    """What the journal knows that a first step depends on; `fold_history` fills it."""
 
-    checkpoints: tuple[tuple[int | None, str], ...] = ()  # (step, path) in the order of their saves; "": path not known
+    checkpoints: list[tuple[int | None, str]] = field(default_factory=list)  # (step, path) as saved; "": path not known
     open_intent: str | None = None  # id of a transaction that was neither finished nor reverted
-    fulfilled: frozenset[str] = frozenset()  # rollbacks whose contract a launch fulfilled
-    kept: tuple[tuple[int, str], ...] = ()  # (step, path) of those that the present weights descend from
-    digests: Mapping[str, str] = field(default_factory=dict)  # path of a checkpoint that is one file -> SHA-256
-    copied_from: frozenset[str] = frozenset()  # ids of the runs that this one's directory was copied from
-    parents: frozenset[str] = frozenset()  # ids of the runs that this one was declared a fork of
+    fulfilled: set[str] = field(default_factory=set)  # rollbacks whose contract a launch fulfilled
+    kept: list[tuple[int, str]] = field(default_factory=list)  # (step, path) of those that the weights now descend from
+    digests: dict[str, str] = field(default_factory=dict)  # path of a checkpoint that is one file -> SHA-256
+    related: set[str] = field(default_factory=set)  # ids of runs that this one was copied from, or declared a fork of
     states: KnownStates = NO_STATES  # of checkpoints that were saved without a guard
-    taken: Mapping[str, TakenState] = field(default_factory=dict)  # digest of the weights -> the newest state with them
+    taken: dict[str, TakenState] = field(default_factory=dict)  # digest of the weights -> the newest state with them
     saved_by: int | None = None  # the launch that saved last
     has_trained: bool = False  # a launch before this one took its first step
     further: bool = False  # since the last save a further training was begun, of which nothing is saved
-    incidents: tuple[tuple[int | None, Incident], ...] = ()  # (launch, how it stands) of those in `OF_STEPS`
+    incidents: dict[str, tuple[int | None, Incident]] = field(default_factory=dict)  # (launch, how it stands), in `OF_STEPS`
 
     def incident_at(self, launch: int | None, step: int) -> Incident | None:
         """The incident that this step of a launch belongs to; what the step did is then no measure for another one."""
-        for its, one in self.incidents:
+        for its, one in self.incidents.values():
             first = one.onset_step if one.onset_low_step is None else one.onset_low_step
             last = one.recovered_step if one.recovered_step is not None or one.tier == PROPOSE else one.peak_step
             if its == launch and first is not None and first <= step and (last is None or step <= last):
@@ -209,68 +208,47 @@ class GuardJournal:
             print(f"chronicle guard: {text}", file=sys.stderr, flush=True)
 
 
-def fold_history(entries: Iterable[Entry]) -> GuardHistory:
+def fold_history(entries: Sequence[Entry]) -> GuardHistory:
     """Fold the entries of a run into what a first step depends on. Pure."""
-    entries = tuple(entries)
-    checkpoints: list[tuple[int | None, str]] = []
-    kept: list[tuple[int, str]] = []
-    fulfilled: set[str] = set()
+    known = GuardHistory(states=known_states(entries))
     saves: dict[str, str] = {}
-    digests: dict[str, str] = {}
-    copied_from: set[str] = set()
-    parents: set[str] = set()
-    taken: dict[str, TakenState] = {}
     newest = ""  # weights of the newest save, where it is one of them
-    saved_by, further, has_trained = None, False, False
-    incidents: dict[str, tuple[int | None, Incident]] = {}
     for entry in entries:
         if entry.kind in GUARDED_SAVES:
             path = (StateSaved if entry.kind == EntryKind.GUARD_SAVED else CheckpointSaved).of(entry).path
-            checkpoints.append((entry.step, path))
+            known.checkpoints.append((entry.step, path))
             saves[path] = entry.id
-            digests.pop(path, None)
-            kept += [(entry.step, path)] if entry.step is not None and path else []
-            newest, saved_by, further = "", entry.launch, False
+            known.digests.pop(path, None)
+            if entry.step is not None and path:
+                known.kept.append((entry.step, path))
+            newest, known.saved_by, known.further = "", entry.launch, False
             if entry.kind == EntryKind.GUARD_SAVED and (state := StateSaved.of(entry)).weights:
                 newest = state.weights
-                taken[newest] = TakenState(step=entry.step, optimizers=tuple(map(str, state.optimizers or ())))
+                known.taken[newest] = TakenState(step=entry.step, optimizers=tuple(map(str, state.optimizers or ())))
         elif entry.kind == EntryKind.GUARD_DIGEST:
             digest = FileDigest.of(entry)
             if entry.refs and saves.get(digest.path) == entry.refs[0]:
-                digests[digest.path] = digest.sha256
+                known.digests[digest.path] = digest.sha256
         elif entry.kind == EntryKind.GUARD_VERDICT:
             verdict = GuardVerdict.of(entry)
             if verdict.verdict == "refused":
                 continue
-            has_trained = True
-            further = further or any(one == FURTHER for one in verdict.noted)
-            if newest and any(one == RENEWED for one in verdict.noted):
-                taken[newest] = replace(taken[newest], renewed=True)
+            known.has_trained = True
+            known.further = known.further or FURTHER in verdict.noted
+            if newest and RENEWED in verdict.noted:
+                known.taken[newest] = replace(known.taken[newest], renewed=True)
             if verdict.contract:
-                fulfilled.add(verdict.contract)
+                known.fulfilled.add(verdict.contract)
             if entry.step is not None:  # this launch goes on from here: what was saved later is no ancestor of it
-                kept = [(step, path) for step, path in kept if step <= entry.step]
+                known.kept = [(step, path) for step, path in known.kept if step <= entry.step]
         elif entry.kind == EntryKind.INCIDENT and (incident := Incident.of(entry)).kind in OF_STEPS:
-            first = next((ref for ref in entry.refs if ref in incidents), entry.id)  # written again as it develops
-            incidents[first] = entry.launch, incident
+            first = next((ref for ref in entry.refs if ref in known.incidents), entry.id)  # written again as it develops
+            known.incidents[first] = entry.launch, incident
         elif entry.kind == EntryKind.RUN_FORK:
-            (copied_from if RunFork.of(entry).copied else parents).add(str(RunFork.of(entry).parent.get("run_id")))
+            known.related.add(str(RunFork.of(entry).parent.get("run_id")))
     intent = find_open_transaction(entries)
-    return GuardHistory(
-        checkpoints=tuple(checkpoints),
-        open_intent=None if intent is None else intent.id,
-        fulfilled=frozenset(fulfilled),
-        kept=tuple(kept),
-        digests=digests,
-        copied_from=frozenset(copied_from),
-        parents=frozenset(parents),
-        states=known_states(entries),
-        taken=taken,
-        saved_by=saved_by,
-        has_trained=has_trained,
-        further=further,
-        incidents=tuple(incidents.values()),
-    )
+    known.open_intent = None if intent is None else intent.id
+    return known
 
 
 def find_run_dir(

@@ -1,4 +1,4 @@
-"""Learning rates of the next optimizer steps: forecast on copies, and the linear warm-up after a rollback.
+"""Learning rates of the next optimizer steps, forecast on copies.
 
 For a forecast the scheduler is deep-copied, its optimizer replaced by a stand-in that holds copies of the parameter groups
 and no tensors, and the copy is stepped. Functions (`lr_lambda`, bound methods of a trainer included) are shared and not
@@ -13,13 +13,12 @@ import random
 import sys
 import types
 import warnings
-import weakref
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
-from chronicle.resume.patches import change_object, wrapped_for_torch
+from chronicle.resume.patches import wrapped_for_torch
 
 NUM_FORECAST = 20  # steps
 NUM_FUNCTIONS = 4  # functions recorded per scheduler; a fifth was never the only one to differ
@@ -137,15 +136,6 @@ def number(value: Any) -> float | None:
         return None
 
 
-def lrs_of(optimizers: Iterable[Any]) -> tuple[float | None, ...]:
-    """The LR of every group of these optimizers now."""
-    found = []
-    for optimizer in optimizers:
-        for group in optimizer.param_groups:
-            found.append(number(group.get("lr")))
-    return tuple(found)
-
-
 def far_points() -> tuple[int, ...]:
     """Steps ahead at which a schedule is evaluated: every 20th up to 400, then 5 % apart, up to two million."""
     return FAR_POINTS
@@ -167,12 +157,9 @@ def forecast_further(bound: BoundScheduler) -> tuple[tuple[float, ...], ...]:
 
     One row per function, to six digits. The near steps do not show that the end of a schedule was moved.
     """
-    rows: list[tuple[float, ...]] = []
     with preserved_rng(), warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        for scheduler in _family(bound.scheduler):
-            rows += [_look_ahead(function, begin, bound.unit) for function, begin in _functions_of(scheduler)]
-    return tuple(rows[:NUM_FUNCTIONS])
+        return tuple(_look_ahead(function, begin, bound.unit) for function, begin in schedule_functions(bound.scheduler))
 
 
 def schedule_functions(scheduler: Any) -> list[tuple[Any, int]]:
@@ -290,7 +277,7 @@ def preserved_rng() -> Iterator[None]:
             torch.set_rng_state(torch_state)
 
 
-# ---- warm-up: the step runs with a lower LR, which is removed right after it -----------------------------------------
+# ---- warm-up after a rollback ----------------------------------------------------------------------------------------
 
 def warmed(value: Any, step: int, warmups: Sequence[tuple[int, int]]) -> Any:
     """`value` at `step` under linear warm-ups, each (first step, number of steps). The newest one replaces older ones."""
@@ -298,114 +285,3 @@ def warmed(value: Any, step: int, warmups: Sequence[tuple[int, int]]) -> Any:
         if first <= step:
             return value * (step - first + 1) / count if step < first + count else value
     return value
-
-
-_within: "weakref.WeakKeyDictionary[Any, int]" = weakref.WeakKeyDictionary()  # optimizer -> its steps that have begun
-_hears_ends: list[Any] = []  # the hook, once there is such an optimizer
-
-
-def begins_within_its_step(optimizer: Any) -> bool:
-    """Note that a step begins; whether it is one within a step of the same optimizer: a subclass calls `super().step()`.
-
-    torch hooks the `step` of every class of which an optimizer was made, so a subclass whose base class was used, too, is heard
-    twice a step.
-    """
-    num_hooked = 0
-    for base in type(optimizer).__mro__:
-        num_hooked += bool(getattr(base.__dict__.get("step"), "hooked", False))
-    if num_hooked < 2:
-        return False
-    if not _hears_ends:
-        from torch.optim.optimizer import register_optimizer_step_post_hook
-
-        _hears_ends.append(register_optimizer_step_post_hook(_step_ended))
-    _within[optimizer] = _within.get(optimizer, 0) + 1
-    return is_within_its_step(optimizer)
-
-
-def _step_ended(optimizer: Any, *_: Any) -> None:
-    if optimizer in _within:
-        _within[optimizer] = max(0, _within[optimizer] - 1)
-
-
-def a_batch_entered() -> bool:
-    """No step of the batch before is going on: one that raised has no end. Whether there is any optimizer of that kind."""
-    _within.clear()
-    return bool(_hears_ends)
-
-
-def is_within_its_step(optimizer: Any) -> bool:
-    """Whether the step that goes on is one within a step of the same optimizer."""
-    return bool(_within) and _within.get(optimizer, 0) > 1
-
-
-def can_warm_up(optimizers: Sequence[Any]) -> bool:
-    """Whether every optimizer has a `step` to wrap and an LR in every group."""
-    return bool(optimizers) and all(
-        hasattr(one, "step") and all(number(group.get("lr")) is not None for group in one.param_groups)
-        for one in optimizers
-    )
-
-
-class WarmUp:
-    """One optimizer whose next steps run under `warmups`; `step`: how many it has completed.
-
-    The lower LR is set right before the step and removed right after it, so that neither a scheduler that multiplies the
-    group's LR nor a checkpoint contains it.
-    """
-
-    def __init__(self, optimizer: Any, warmups: Sequence[tuple[int, int]], step: int) -> None:
-        self._optimizer, self._warmups, self._step = optimizer, tuple(warmups), step
-        self._kept: list[tuple[dict[str, Any], Any]] = []  # groups and what their LR was, during a step
-        self.used: float | None = None  # LR of the first group in the last step; None if it was the scheduler's
-        if hasattr(optimizer, "register_step_pre_hook"):
-            optimizer.register_step_pre_hook(lambda *_: None if is_within_its_step(optimizer) else self._lower())
-            optimizer.register_step_post_hook(lambda *_: None if is_within_its_step(optimizer) else self._finish())
-        else:
-            change_object(optimizer, "step", self._around(optimizer.step))  # ZeRO's steps its inner optimizer group by group
-
-    def restore(self) -> None:
-        """Restore the LRs that a step left lowered because it raised."""
-        while self._kept:
-            group, lr = self._kept.pop()
-            if hasattr(group["lr"], "copy_"):
-                group["lr"].copy_(lr)
-            else:
-                group["lr"] = lr
-
-    def cancel(self) -> None:
-        """Lower nothing any more."""
-        self.restore()
-        self._warmups, self.used = (), None
-
-    def _lower(self) -> None:
-        self.restore()
-        self.used = None
-        if not any(first <= self._step < first + count for first, count in self._warmups):
-            return
-        done: set[int] = set()  # groups may share one tensor
-        for group in self._optimizer.param_groups:
-            lr = group["lr"]
-            if not hasattr(lr, "copy_"):
-                self._kept.append((group, lr))
-                group["lr"] = warmed(lr, self._step, self._warmups)
-            elif id(lr) not in done:
-                done.add(id(lr))
-                self._kept.append((group, lr.clone()))
-                lr.copy_(warmed(lr, self._step, self._warmups))
-        self.used = float(self._optimizer.param_groups[0]["lr"])
-
-    def _finish(self) -> None:
-        self.restore()
-        self._step += 1
-
-    def _around(self, original: Any) -> Any:
-        @functools.wraps(original)
-        def step(*args: Any, **kwargs: Any) -> Any:
-            self._lower()
-            try:
-                return original(*args, **kwargs)
-            finally:
-                self._finish()
-
-        return step

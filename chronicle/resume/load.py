@@ -40,7 +40,6 @@ from chronicle.resume.events import BatchEntered, Inputs
 from chronicle.resume.feed import LENGTH, ROWS
 from chronicle.resume.fingerprint import (
     LiveState,
-    Parts,
     fingerprint_memory,
     frozen_parameters,
     groups_of,
@@ -58,6 +57,7 @@ from chronicle.resume.memory import WHOLE, Memory, RankDigest
 from chronicle.resume.moving import Facts, LoadedState, Moving, facts_of, facts_of_buffers, facts_of_objects
 from chronicle.resume.records import NOT_RECORDED, Records
 from chronicle.resume.reference import LR, Reference
+from chronicle.resume.rules import listed
 from chronicle.resume.save import read_memory
 from chronicle.resume.training import Training
 from chronicle.resume.verdict import StartingPoint
@@ -75,7 +75,6 @@ WEIGHTS_ALONE = (
 )
 SAVED_NOTHING = "nothing was loaded: the launch before began a further training here, and saved nothing of it"
 STILL_FURTHER = {**FURTHER, "why": SAVED_NOTHING}
-NUM_NAMED = 3  # tensors that differ
 
 
 class Loads(Observer):
@@ -130,10 +129,9 @@ class Loads(Observer):
         wrong = [c.name for c in self.pending if not c.ok and (trains or c.name in OF_WEIGHTS or c.code.startswith("F"))]
         if self._ranks.rank != 0 or not wrong:
             return
-        more = f" and {len(wrong) - 4} more" if len(wrong) > 4 else ""
-        listed = f"{', '.join(wrong[:4])}{more}"
-        text = f"{self.start.place} is not as it was saved: {listed}; said only, an optimizer step from here is refused"
-        self._journal.say(f"pending {self.start.place} {listed}", text)
+        place, names = self.start.place, listed(wrong, 4)
+        text = f"{place} is not as it was saved: {names}; said only, an optimizer step from here is refused"
+        self._journal.say(text, text)
 
     def settle(self, checks: Sequence[Check], live: LiveState, found: Memory) -> list[Check]:
         """The checks of a first step with what its load showed and was not compared again; what is allowed is noted."""
@@ -254,7 +252,7 @@ class Loads(Observer):
         named = []
         for check in checks:
             if not check.ok and check.name == "weights":
-                apart = [name for name, _ in weights_apart(saved.each, live)] if saved is not None else []
+                apart = weights_apart(saved.each, live) if saved is not None else []
                 check = _with_names(check, apart, len(saved.each) if saved else 0)
                 check = replace(check, cause=_without_entry(self.start.loaded_from, apart) or check.cause)
             elif not check.ok and check.name == "optimizer moments" and saved is not None:
@@ -333,7 +331,7 @@ class Loads(Observer):
                 passes=self._passes,
                 then=then,
                 keys=(*saved.moving, *then) if saved else (),
-                unregistered=unregistered.facts_of(live, Parts()) if memory and memory.unregistered else {},
+                unregistered=unregistered.facts_of(live) if memory and memory.unregistered else {},
             )
             self._at_batch = weights_and_each(live)[0]
             self._earlier, self._passes = None, 0
@@ -431,7 +429,7 @@ class Loads(Observer):
         if self._ranks.rank != 0 or not own or found.get("run_id") in (None, "", own):
             return []
         history = self._journal.read()
-        if found["run_id"] in history.copied_from | history.parents:
+        if found["run_id"] in history.related:
             return []
         name = plain(found.get("run") or found["run_id"])
         belongs = f"this checkpoint belongs to run {name} (launch {found.get('launch')}, step {found.get('step')})"
@@ -462,11 +460,8 @@ class Loads(Observer):
 
 def _with_names(check: Check, apart: Sequence[str], num_digits: int) -> Check:
     """The check with the names of the tensors that differ; `num_digits`: four a tensor were recorded."""
-    if not apart:
-        return check
-    more = f" and {len(apart) - NUM_NAMED} more" if len(apart) > NUM_NAMED else ""
     what = check.name.removeprefix("optimizer ")
-    return replace(check, found=f"{len(apart)} of {num_digits // 4} {what} differ: {', '.join(apart[:NUM_NAMED])}{more}")
+    return replace(check, found=f"{len(apart)} of {num_digits // 4} {what} differ: {listed(apart)}") if apart else check
 
 
 def _without_entry(root: Path | None, apart: Sequence[str]) -> str:
@@ -481,8 +476,7 @@ def _without_entry(root: Path | None, apart: Sequence[str]) -> str:
     lost = sorted(name for name in map(plain_name, apart) if name not in saved and not name.endswith("_flat_param"))
     if not saved or not lost:
         return ""
-    named = ", ".join(f"`{name}`" for name in lost[:NUM_NAMED])
-    return f"{len(lost)} of them have no entry in the checkpoint's files ({named}): they are as the model was made"
+    return f"{len(lost)} of them have no entry in the checkpoint's files ({listed(lost)}): they are as the model was made"
 
 
 def _memory_of(root: Path) -> tuple[Memory | None, list[Check]]:

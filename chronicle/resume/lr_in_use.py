@@ -6,24 +6,36 @@ promised (L1).
 """
 
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 from chronicle.resume.checks.check import Check, failed, noted
 from chronicle.resume.checks.memory import accepted_world
-from chronicle.resume.contract import Expectation
-from chronicle.resume.envelope.breach import Breach, BreachKind
+from chronicle.resume.contract import COMPUTED, Expectation, close_rows
+from chronicle.resume.envelope.breach import BreachKind, BreachLog
 from chronicle.resume.events import BatchEntered, GradientReady, Loaded, StepBegins
+from chronicle.resume.honours import Honours
 from chronicle.resume.hub import RESTS, Observer, Rest
-from chronicle.resume.learning_rate import NUM_FORECAST, BoundScheduler, a_batch_entered
+from chronicle.resume.learning_rate import NUM_FORECAST, BoundScheduler, number
 from chronicle.resume.memory import LrRow, Memory
 from chronicle.resume.reference import LR, OptionValues
 from chronicle.resume.rules import show_row
+from chronicle.resume.training import a_batch_entered
 
 NUM_TRIPWIRE_STEPS = 50
 LR_JUMP = 1.5  # factor between neighbouring LRs that no schedule of a healthy resume makes
 NUM_CONFIRM = 3  # correct forecasts after which a schedule counts as known
+
+
+def lrs_of(optimizers: Iterable[Any]) -> LrRow:
+    """The LR of every group of these optimizers now."""
+    found = []
+    for optimizer in optimizers:
+        for group in optimizer.param_groups:
+            lr = group.get("lr")
+            found.append(lr if type(lr) is float else number(lr))
+    return tuple(found)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -135,13 +147,13 @@ class LrWatch(Observer):
     """The LRs of one process: whether forecasts of them come true, and the fifty steps after a first one.
 
     All along, an LR that was its schedulers' at every step must stay theirs; a script that sets it by hand as well is not
-    accused. `options` keeps the values that were used. `tell` hears of an LR that no scheduler set.
+    accused. `options` keeps the values that were used. `log` hears of an LR that no scheduler set, nor the guard's warm-up.
     """
 
     about = "learning rate in use"
 
-    def __init__(self, options: OptionValues, tell: Callable[[Breach], object]) -> None:
-        self._options, self._tell = options, tell
+    def __init__(self, options: OptionValues, honours: Honours, log: BreachLog) -> None:
+        self._options, self._honours, self._log = options, honours, log
         self.recent: deque[LrRow] = deque(maxlen=NUM_FORECAST)  # of the last optimizer steps
         self.witness = LrWitness()
         self.tripwire: LrTripwire | None = None
@@ -199,10 +211,10 @@ class LrWatch(Observer):
             self._num_planned += 1
             return None
         self._is_by_hand = True
-        if self._num_planned >= NUM_CONFIRM:
+        if self._num_planned >= NUM_CONFIRM and self._honours.used_lr is None:
             used, own = next((a, b) for a, b in zip(event.lrs, planned, strict=True) if not _same((a,), (b,)))
             words = f"LR {used:.6g} is used, its scheduler set {own:.6g}"
-            self._tell(Breach(kind=BreachKind.LR, step=event.step, words=words, seen=event.step))
+            self._log.tell(BreachKind.LR, words, step=event.step)
         return RESTS
 
 
@@ -221,9 +233,7 @@ def _vanishes(before: LrRow, foretold: LrRow, lrs: LrRow) -> bool:
 
 
 def _same(a: LrRow, b: LrRow) -> bool:
-    return len(a) == len(b) and all(
-        x is y if x is None or y is None else abs(x - y) <= 1e-6 * max(abs(x), abs(y)) for x, y in zip(a, b, strict=True)
-    )
+    return close_rows((a,), (b,), COMPUTED)
 
 
 def _cause(expected: LrRow, found: LrRow) -> str:

@@ -4,8 +4,8 @@ No torch and no disk here. Every field may be absent (None or empty), because an
 have it. An absent field is not compared. The stored form is the fields by name, in JSON.
 """
 
-from collections.abc import Collection, Mapping, Sequence
-from dataclasses import MISSING, Field, dataclass, field, fields, is_dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import MISSING, Field, dataclass, field, fields, is_dataclass
 from math import isfinite
 from types import UnionType
 from typing import Any, get_args, get_origin
@@ -14,8 +14,6 @@ MEMORY_VERSION = 1
 WHOLE = "memory"  # the part that is unknown when nothing could be described
 OTHERS = "other_optimizers"  # in the topology: classes that step parameters of the guarded optimizers
 
-RANK_PARTS = frozenset(("rng", "weights", "moments"))
-GROUP_PARTS = frozenset(("lr",))
 SPARSE: Any = {"sparse": True}  # a field that is not stored where it has its default
 
 LrRow = tuple[float | None, ...]  # LR per parameter group; None: the group has none of its own (Adafactor)
@@ -42,8 +40,6 @@ class Scheduler:
 
     name: str = field(default="?", metadata={"key": "class"})
     last_epoch: int | None = None
-    step_count: int | None = None
-    last_lr: tuple[float, ...] = ()
     unit: int = 1
     further: tuple[tuple[float, ...], ...] = ()  # values of its functions, far ahead (`learning_rate.far_points`)
     bound: tuple[Mapping[str, float], ...] = field(default=(), metadata=SPARSE)  # numbers bound in each (`horizon.py`)
@@ -73,8 +69,8 @@ class RankDigest:
     each_moment: str = field(default="", metadata=SPARSE)  # 16 bits of every moment; of rank 0
     each_buffer: Mapping[str, str] = field(default_factory=dict, metadata=SPARSE)  # running statistics and others, by name
     moving: tuple[str, ...] = field(default=(), metadata=SPARSE)  # what this training moves without a step
-    data: str = ""
-    batches: str = ""  # position in this rank's record of batches (`batch_record.py`)
+    data: str = ""  # of this rank alone, on its way to the main process
+    batches: str = ""  # position in this rank's record of batches (`first_pass.py`)
 
     def to_json(self) -> dict[str, Any]:
         """The stored form."""
@@ -83,7 +79,7 @@ class RankDigest:
     @classmethod
     def from_json(cls, record: Mapping[str, Any]) -> "RankDigest":
         """Parse the stored form; unknown keys are ignored, missing ones empty."""
-        return cls(**_read_fields(cls, record))
+        return cls(**read_fields(cls, record))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -127,20 +123,6 @@ class Memory:
         """The id that the saved state carries; "" for none."""
         return str(self.identity.get("id") or "")
 
-    def without(self, parts: Collection[str]) -> "Memory":
-        """This description without some parts, which then count as not recorded."""
-        known = {one.name: one for one in fields(self)}
-        own = {part: _default(known[part]) for part in parts if part in known}
-        groups = own.pop("groups", self.groups)
-        empty = dict.fromkeys(GROUP_PARTS & set(parts))
-        nothing = {part: _default(one) for one in fields(RankDigest) if (part := one.name) in RANK_PARTS & set(parts)}
-        return replace(
-            self,
-            **own,
-            groups=tuple(replace(group, **empty) for group in groups),
-            ranks=tuple(replace(digest, **nothing) for digest in self.ranks),
-        )
-
     def to_json(self) -> dict[str, Any]:
         """The stored form (`memory` of the manifest)."""
         return {"v": MEMORY_VERSION, **_stored(self)}
@@ -148,7 +130,7 @@ class Memory:
     @classmethod
     def from_json(cls, record: Mapping[str, Any]) -> "Memory":
         """Parse the stored form; a missing field is absent, an unknown one ignored."""
-        return cls(**_read_fields(cls, record))
+        return cls(**read_fields(cls, record))
 
 
 # ---- the stored form: every field by its name ------------------------------------------------------------------------
@@ -174,7 +156,7 @@ def _stored(thing: Any) -> dict[str, Any]:
     return record
 
 
-def _read_fields(kind: Any, record: Mapping[str, Any]) -> dict[str, Any]:
+def read_fields(kind: Any, record: Mapping[str, Any]) -> dict[str, Any]:
     """The fields of a dataclass that are in a record, each as the type with which it is declared."""
     found = {}
     for one in fields(kind):
@@ -190,7 +172,7 @@ def _read(kind: Any, value: Any) -> Any:
     if isinstance(kind, UnionType):
         return _read(get_args(kind)[0], value)
     if is_dataclass(kind):
-        return kind(**_read_fields(kind, value))  # type: ignore[operator]
+        return kind(**read_fields(kind, value))  # type: ignore[operator]
     origin, inner = get_origin(kind), get_args(kind)
     if origin is Mapping:
         return {str(key): _read(inner[1], one) for key, one in value.items()}

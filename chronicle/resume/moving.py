@@ -17,11 +17,11 @@ from typing import Any
 
 from chronicle.resume.beside import StateFiles
 from chronicle.resume.checks.check import Check, compared, failed, not_compared, noted
-from chronicle.resume.envelope.samples import is_captured
 from chronicle.resume.events import BatchEntered, Gradient, GradientReady, Inputs, Loaded, Saved
-from chronicle.resume.fingerprint import LiveState, digest, digest_and_each, object_digests, own_shard, saved_buffers
+from chronicle.resume.fingerprint import LiveState, object_digests, saved_buffers
 from chronicle.resume.hub import RESTS, Observer, Rest
-from chronicle.resume.rules import RULES
+from chronicle.resume.rules import RULES, listed
+from chronicle.resume.samples import digest, digest_and_each, is_captured, own_shard
 from chronicle.resume.training import Training
 
 Facts = Mapping[str, str]  # key -> a few bits of its value
@@ -154,17 +154,13 @@ def check_buffers(each: Facts, loaded: LoadedState, where: str) -> Check:
     own = [key for key in wrong if key in loaded.keys]
     lost = [key for key in wrong if key not in loaded.keys and not loaded.explains(key, each[key])]
     passes = "forward passes without gradients came before the first batch"
-    words = {"expected": "as at the save", "found": _named(wrong) or "equal", "where": where}
+    words = {"expected": "as at the save", "found": listed(wrong) or "equal", "where": where}
     if lost and loaded.passes and all(key.endswith(RUNNING) for key in lost):
         return not_compared("buffers", "M1", f"running statistics were computed anew: {loaded.passes} {passes}", where=where)
     if lost:
-        return failed("buffers", "M1", **{**words, "found": f"{_named(lost)} differ"}, cause=RULES["buffers"].cause)
+        return failed("buffers", "M1", **{**words, "found": f"{listed(lost)} differ"}, cause=RULES["buffers"].cause)
     if own:
-        return not_compared("buffers", "M1", f"{MOVES.format(_named(own))}; the others are as saved", where=where)
+        return not_compared("buffers", "M1", f"{MOVES.format(listed(own))}; the others are as saved", where=where)
     if wrong:
         return noted("buffers", "M1", **words, cause=f"as saved after the load; {passes} and moved them")
     return compared("buffers", "M1", True, **words)
-
-
-def _named(keys: Sequence[str]) -> str:
-    return ", ".join(f"`{key}`" for key in keys[:3]) + (" and others" if len(keys) > 3 else "")

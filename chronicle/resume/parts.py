@@ -5,10 +5,12 @@ import functools
 
 from chronicle.prints.step_prints import StepPrints
 from chronicle.prints.twice import StepTwice
+from chronicle.recording import Recording
 from chronicle.resume.batch_reader import FirstBatch
 from chronicle.resume.data import DataWatch
 from chronicle.resume.describe import Describer
-from chronicle.resume.envelope import Breach, Envelope
+from chronicle.resume.envelope import BreachLog, Envelope
+from chronicle.resume.envelope.replicas import Replicas
 from chronicle.resume.faults import shield
 from chronicle.resume.first_gradient import FirstGradient
 from chronicle.resume.honours import Honours
@@ -20,14 +22,10 @@ from chronicle.resume.records import Records
 from chronicle.resume.reference import Reference
 from chronicle.resume.save import Sealer
 from chronicle.resume.self_report import SelfReport
-from chronicle.resume.step_log import StepLog
 from chronicle.resume.trained import TrainedWatch
 from chronicle.resume.training import Training
 from chronicle.resume.unregistered import Unregistered
 from chronicle.resume.verdict import Verdicts
-from chronicle.resume.way_out import WayOut
-
-NUM_RANKS_COMPARED = 64  # between saves
 
 
 class Parts:
@@ -40,15 +38,15 @@ class Parts:
         self.hub = Hub(self.faults)
         rank, paths, record = self.ranks.rank, training.paths, self.faults.record
 
-        self.sealer = Sealer(
-            self.ranks, self.journal, record, lambda *found: self.envelope.compare_replicas(*found)
-        )
+        self.breaches = BreachLog(training)
+        replicas = Replicas(training, self.breaches)
+        self.sealer = Sealer(training, replicas)
         self.verdicts = Verdicts(self.ranks, self.journal, self.options, self.start, self.faults)
         self.first_batch = FirstBatch(training)
         self.honours = Honours(self.options.honours)
         self.records = Records(None if paths is None else paths.states_dir, rank)
         self.report = SelfReport(training)
-        self.log = StepLog(training.environ)
+        self.log = Recording(training.environ)
 
         self.describer = Describer(self)
         self.data = DataWatch(training, self.hub.tell, self._look_for_steps)
@@ -59,14 +57,9 @@ class Parts:
         sequels = None if paths is None else paths.sequels_dir
         self.reference = Reference(sequels, rank, self.describer.before_next_step, record)
         self.loads = Loads(training, self.data, self.honours, self.reference, self.moving, self.records)
-        self.way_out = WayOut(training)
-        self.envelope = Envelope(
-            training,
-            share=functools.partial(self.sealer.share, at_most=NUM_RANKS_COMPARED),
-            way_out=self.way_out.words,
-        )
-        self.first_gradient = FirstGradient(training, self.envelope.log.tell, self.data)
-        self.lrs = LrWatch(self.reference.options, self._lr_inside)
+        self.envelope = Envelope(training, self.breaches, replicas, self.sealer.share)
+        self.first_gradient = FirstGradient(training, self.breaches, self.data)
+        self.lrs = LrWatch(self.reference.options, self.honours, self.breaches)
         self.twice = StepTwice(training, self.batches.unheard)
         self.prints = StepPrints(training)
         for part in (
@@ -84,15 +77,10 @@ class Parts:
             self.twice,
             self.lrs,
             self.envelope,
-            self.way_out,
-            self.log,
+            self.breaches,
         ):
             self.hub.add(part)
         atexit.register(shield(self.unregistered.settle, functools.partial(record, "exit")))
-
-    def _lr_inside(self, breach: Breach) -> None:
-        if self.honours.used_lr is None:
-            self.envelope.log.tell(breach)
 
     def _look_for_steps(self, surely: bool = False) -> None:
         """Whether steps are taken that nobody sees: the session knows."""

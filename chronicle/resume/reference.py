@@ -107,7 +107,7 @@ class Reference(Observer):
 
         Of a rank that did not save itself, it is what rank 0 saw, as the description of the checkpoint is.
         """
-        record = self._files.read(memory.state_id) or self._files.read(memory.state_id, rank=0)
+        record = self._files.read(memory.state_id)
         if not isinstance(record.get("memory"), dict):
             return bool(record), set(), []
         then = Memory.from_json(record["memory"])

@@ -166,6 +166,12 @@ def text_of(value: Any) -> str:
     return text if len(text) <= 160 else text[:157] + "…"
 
 
+def listed(names: Sequence[str], most: int = 3) -> str:
+    """The first of some names, and how many more there are."""
+    more = f" and {len(names) - most} more" if len(names) > most else ""
+    return ", ".join(f"`{name}`" for name in names[:most]) + more
+
+
 def show_row(row: Sequence[float | None]) -> str:
     """One LR per parameter group as text, cut after six groups."""
     shown = ", ".join("none" if lr is None else f"{lr:.9g}" for lr in row[:6])

@@ -20,11 +20,11 @@ from pathlib import Path
 from typing import Any
 
 from chronicle.journal.events import CheckpointSaved, FileDigest, StateSaved
+from chronicle.resume.envelope.replicas import Replicas
 from chronicle.resume.events import Saved
 from chronicle.resume.faults import last_resort, shield
-from chronicle.resume.journal import GuardJournal
 from chronicle.resume.memory import MEMORY_VERSION, Memory, RankDigest
-from chronicle.resume.verdict import Ranks
+from chronicle.resume.training import Training
 from chronicle.resume.written import Head, say_other_weights
 from rollback.checkpoint.layout import ACCELERATE_STATE_DIR
 from rollback.checkpoint.listing import open_checkpoint
@@ -41,6 +41,7 @@ from rollback.checkpoint.manifest import (
 from rollback.errors import RollbackError, UnreadableFile
 
 _NUMBER = re.compile(r"[0-9]+")
+NUM_RANKS_COMPARED = 64  # between saves
 WAIT_FOR_RANKS_SECONDS = 1.0  # while training waits
 WAIT_IN_BACKGROUND_SECONDS = 120.0
 WAIT_AT_THE_END_SECONDS = 3.0  # a script that saves on the main process alone: the others will never come
@@ -49,32 +50,25 @@ WAIT_AT_THE_END_SECONDS = 3.0  # a script that saves on the main process alone: 
 class Sealer:
     """Writes manifests for one process."""
 
-    def __init__(
-        self,
-        ranks: Ranks,
-        journal: GuardJournal,
-        failed: Callable[[str, Exception], None] = lambda where, problem: None,
-        compare: Callable[[Sequence[RankDigest], Mapping[str, Any], int | None], str] = lambda *_: "",
-    ) -> None:
-        self.ranks, self.journal = ranks, journal
-        self._failed, self._compare = failed, compare
+    def __init__(self, training: Training, replicas: Replicas) -> None:
+        self.ranks, self.journal, self._replicas = training.ranks, training.journal, replicas
+        self._failed = training.faults.record
         self._threads: list[threading.Thread] = []
         self._told_weights = False  # that a save holds others
         self._names: dict[str, str] = {}  # files of the last save, by their names without numbers
         self._deadline = float("inf")  # of waiting for other ranks, on the monotonic clock
         # daemon threads and this hook: threads that Python joins before `atexit` could not be told to hurry
         reference = weakref.ref(self)
-        atexit.register(shield(lambda: _finish(reference), functools.partial(failed, "exit")))
+        atexit.register(shield(lambda: _finish(reference), functools.partial(self._failed, "exit")))
 
     def record(self, event: Saved, path: Path | None, memory: Memory) -> None:
         """A state was saved at `path`, or (None) written by torch: one entry in the journal, and a manifest in a directory."""
-        honours = list(memory.honours) or None
         if path is None:
             saved = StateSaved(
                 step=memory.step,
                 identity=memory.state_id,
                 run_id=str(memory.identity.get("run_id") or ""),
-                honours=honours,
+                honours=list(memory.honours) or None,
                 spoilt=memory.spoilt,
                 weights=next((one.weights for one in memory.ranks), ""),
                 state=event.digest,
@@ -82,15 +76,7 @@ class Sealer:
             )
             self.journal.write(saved, step=memory.step, title="state taken")
         elif path.is_file():  # nothing is written beside it; its digest comes later
-            told = CheckpointSaved(
-                path=str(path),
-                identity=memory.state_id,
-                step=memory.step,
-                digests="pending",
-                honours=honours,
-                spoilt=memory.spoilt,
-            )
-            entry = self.journal.write(told, step=memory.step, title=f"checkpoint {path.name}")
+            entry = self._record_checkpoint(path, memory, digests="pending")
             if entry is not None:
                 self.later(lambda: self._write_digest(path, memory.step, entry))
         else:
@@ -150,13 +136,13 @@ class Sealer:
         event = FileDigest(path=str(path), sha256=sha256, crc32=crc32)
         self.journal.write(event, step=step, title=f"digest of {path.name}", refs=(saved,))
 
-    def share(self, topic: str, value: str, write: Callable[[Sequence[RankDigest]], None], *, at_most: int) -> None:
+    def share(self, topic: str, value: str, write: Callable[[Sequence[RankDigest]], None]) -> None:
         """Call `write` on the main process with `value` of every rank, from a thread when it must wait for the others.
 
-        With more than `at_most` ranks, only this rank's own value is used.
+        With more than `NUM_RANKS_COMPARED`, only this rank's own value is used.
         """
         own = RankDigest(rank=self.ranks.rank, data=value)
-        if not 1 < self.ranks.world_size <= at_most:
+        if not 1 < self.ranks.world_size <= NUM_RANKS_COMPARED:
             write((own,))
             return
         prefix = self.ranks.publish(_topic(topic), own)
@@ -174,21 +160,24 @@ class Sealer:
 
     def _write(self, root: Path, memory: Memory, save_seconds: float | None, left: Collection[str]) -> None:
         run = self.journal.paths.run if self.journal.paths else None
-        if differ := self._compare(memory.ranks, memory.topology, memory.step):
+        if differ := self._replicas.at_save(memory.ranks, memory.topology, memory.step):
             memory = replace(memory, spoilt="; ".join(filter(None, (memory.spoilt, differ))))
         made = write_first_manifest(
             root, step=memory.step, memory=memory.to_json(), run=run, launch=self.journal.launch, without=left
         )
         self._compare_names(root, made)
+        self._record_checkpoint(root, memory, save_seconds=None if save_seconds is None else round(save_seconds, 3))
+
+    def _record_checkpoint(self, path: Path, memory: Memory, **more: Any) -> str | None:
         event = CheckpointSaved(
-            path=str(root),
+            path=str(path),
             identity=memory.state_id,
             step=memory.step,
             honours=list(memory.honours) or None,
-            save_seconds=None if save_seconds is None else round(save_seconds, 3),
             spoilt=memory.spoilt,
+            **more,
         )
-        self.journal.write(event, step=memory.step, title=f"checkpoint {root.name}")
+        return self.journal.write(event, step=memory.step, title=f"checkpoint {path.name}")
 
     def _compare_names(self, root: Path, made: Manifest) -> None:
         """Say what this save lacks that the save before wrote: a save hook that failed leaves no other trace."""

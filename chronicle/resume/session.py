@@ -29,10 +29,10 @@ from chronicle.resume.events import (
     Saved,
     StepBegins,
 )
-from chronicle.resume.faults import Containment, reason_of
+from chronicle.resume.faults import reason_of
 from chronicle.resume.fingerprint import LiveState
 from chronicle.resume.first_step import FirstStep
-from chronicle.resume.learning_rate import lrs_of
+from chronicle.resume.lr_in_use import lrs_of
 from chronicle.resume.memory import Memory
 from chronicle.resume.parts import Parts
 from chronicle.resume.rehearsal import asked_of, hold_after_save
@@ -52,24 +52,22 @@ class GuardSession(Parts):
         *,
         environ: Mapping[str, str] = os.environ,
         ranks: Ranks | None = None,
-        before_change: Callable[[], None] | None = None,
         gradients_later: bool = False,
         numbered: Callable[[], int | None] | None = None,
     ) -> None:
-        """`before_change`: what the adapter must do before memory changes. `gradients_later`: the backward pass runs inside the
-        step, and `GradientReady` is told. `numbered`: the step that is taken, as the framework counts."""
+        """`gradients_later`: the backward pass runs inside the step, and `GradientReady` is told. `numbered`: the step that is
+        taken, as the framework counts."""
         super().__init__(Training(observe, options, environ, ranks))
         if self.journal.launch is not None and not self.off and environ.get("RANK", "0") == "0":
             self.journal.write(GuardAttached(run_id=self.journal.run_id), step=None, title="guard attached")
-        self._before_change, self._gradients_later, self._numbered = before_change, gradients_later, numbered
+        self._gradients_later, self._numbered = gradients_later, numbered
         self._first_step = FirstStep(self, gradients_later=gradients_later)
         self.engine_steps = False  # steps are announced by a DeepSpeed engine, not by torch's hook
         self._hold = asked_of(environ).hold  # of a rehearsal
         self._is_loading = False
         self._trains = False  # the framework said that it trains from the load
         self._joint = False  # every rank takes part in the load, so that they may talk to each other
-        self._in_step, self._in_change = self.contained("step"), self.contained("save")
-        self._in_envelope = Containment(self.envelope.failed)
+        self._in_step = self.contained("step")
 
     # ---- what an adapter asks -------------------------------------------------------------------------------------
 
@@ -160,13 +158,13 @@ class GuardSession(Parts):
         self.hub.tell(Loaded(again=self.training.has_ever_stepped))
 
     def _logged(self, event: Logged) -> None:
-        """Of a warm-up that the guard applies, the LR that is really used."""
+        """Into the log of the launch: of a warm-up that the guard applies, the LR that is really used."""
         used = self.honours.used_lr
         if used is not None:
             lr = canonical_of(Role.LR)
             values = {name: used if canonical_name(name) == lr else one for name, one in event.values.items()}
             event = replace(event, values=values)
-        self.hub.tell(event)
+        event.into(self.log)
 
     # ---- a save ---------------------------------------------------------------------------------------------------
 
@@ -317,15 +315,13 @@ class GuardSession(Parts):
     def _step_begins(self, event: StepBegins) -> None:
         """Before every optimizer step: judges the first one, and watches all."""
         training = self.training
-        if self._before_change is not None and not training.off:
-            with self._in_change:
-                self._before_change()
-        if self._hold and self.way_out.saved_steps:
-            hold_after_save(self.way_out.saved_steps[-1], self._hold, self.prints.end)
+        training.changes()
+        if self._hold and self.breaches.saved_steps:
+            hold_after_save(self.breaches.saved_steps[-1], self._hold, self.prints.end)
         if not self._is_loading and not training.retired:
             self._take_step(event)
         if not training.off and not self.envelope.off:
-            with self._in_envelope:
+            with self.envelope.contained:
                 self.envelope.before_step(event)
 
     def _take_step(self, event: StepBegins) -> None:

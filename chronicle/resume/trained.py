@@ -43,7 +43,7 @@ from chronicle.resume.memory import Memory
 from chronicle.resume.rules import RULES, is_near, judge
 from chronicle.resume.training import Training
 
-VERSION = 3
+VERSION = 4
 LIBRARIES = ("torch", "transformers", "diffusers", "peft", "timm", "lightning", "accelerate")
 MAKERS = ("torch", "transformers", "diffusers", "deepspeed", "accelerate", "lightning", "pytorch_lightning")  # of schedulers
 # compared elsewhere (position, LRs), or no part of the state

@@ -1,6 +1,7 @@
 """The training of this process, as every part of the guard knows it: its objects, its step, and where it is recorded."""
 
 import os
+import weakref
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -42,6 +43,7 @@ class Training:
         self.steps_here = 0  # since the launch or its latest load
         self.has_stepped = False  # since the latest load
         self.has_ever_stepped = False
+        self.num_begun = 0  # steps of any optimizer, guarded or not: memory changes with each
         self._counted: Any = None  # the optimizer whose steps are counted
         named = environ.get("CHRONICLE_LAUNCH_DIR")
         self.launch_dir = Path(named) if named and not self.off else None
@@ -97,9 +99,9 @@ class Training:
         said = Parts()  # the script's own functions may fail, for example before its loader exists
         step, data = live.step, live.data
         if self.options.step is not None:
-            step = said.take("step", self.options.step, None)
+            step = said.take("step", self.options.step)
         if self.options.data_state is not None:
-            data = said.take("data", self.options.data_state, None)
+            data = said.take("data", self.options.data_state)
         return replace(live, rank=self.ranks.rank, step=step, data=data, unknown={**live.unknown, **said.unknown})
 
     def trains(self, live: LiveState) -> None:
@@ -114,6 +116,10 @@ class Training:
     def retire(self) -> None:
         """The guard does nothing more in this launch."""
         self.retired = True
+
+    def changes(self) -> None:
+        """A step of any optimizer begins."""
+        self.num_begun += 1
 
     def counts(self) -> None:
         """A step begins."""
@@ -141,3 +147,44 @@ class Training:
     def guards(self, optimizers: Sequence[Any]) -> bool:
         """Whether steps were taken under guard with one of these optimizers."""
         return any(drives(one, known) for one in optimizers for known in self.optimizers)
+
+
+# ---- steps within steps ----------------------------------------------------------------------------------------------
+
+_within: "weakref.WeakKeyDictionary[Any, int]" = weakref.WeakKeyDictionary()  # optimizer -> its steps that have begun
+_hears_ends: list[Any] = []  # the hook, once there is such an optimizer
+
+
+def begins_within_its_step(optimizer: Any) -> bool:
+    """Note that a step begins; whether it is one within a step of the same optimizer: a subclass calls `super().step()`.
+
+    torch hooks the `step` of every class of which an optimizer was made, so a subclass whose base class was used, too, is heard
+    twice a step.
+    """
+    num_hooked = 0
+    for base in type(optimizer).__mro__:
+        num_hooked += bool(getattr(base.__dict__.get("step"), "hooked", False))
+    if num_hooked < 2:
+        return False
+    if not _hears_ends:
+        from torch.optim.optimizer import register_optimizer_step_post_hook
+
+        _hears_ends.append(register_optimizer_step_post_hook(_step_ended))
+    _within[optimizer] = _within.get(optimizer, 0) + 1
+    return is_within_its_step(optimizer)
+
+
+def _step_ended(optimizer: Any, *_: Any) -> None:
+    if optimizer in _within:
+        _within[optimizer] = max(0, _within[optimizer] - 1)
+
+
+def a_batch_entered() -> bool:
+    """No step of the batch before is going on: one that raised has no end. Whether there is any optimizer of that kind."""
+    _within.clear()
+    return bool(_hears_ends)
+
+
+def is_within_its_step(optimizer: Any) -> bool:
+    """Whether the step that goes on is one within a step of the same optimizer."""
+    return bool(_within) and _within.get(optimizer, 0) > 1

@@ -10,33 +10,42 @@ Files that cannot be searched (compressed, or too large) end the search. Variabl
 """
 
 import functools
-import random
 import re
 import struct
 import sys
 import weakref
 import zipfile
 from collections import deque
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
-from chronicle.resume.configuration import is_of_the_script
-from chronicle.resume.envelope.samples import raw_bytes
+from chronicle.resume.configuration import SKIPPED, is_of_the_script, plain_value
 from chronicle.resume.events import Ended, Loaded, StepBegins
-from chronicle.resume.feed import is_array
-from chronicle.resume.fingerprint import LiveState, Parts, digest, own_shard, plain_bytes
+from chronicle.resume.fingerprint import LiveState, Parts
 from chronicle.resume.hub import RESTS, Observer, Rest
 from chronicle.resume.moving import Facts, moved
+from chronicle.resume.samples import digest, ends_of, is_array, is_generator, own_shard, plain_bytes, raw_bytes
 from chronicle.resume.training import Training
+from rollback.checkpoint.state_digest import NUM_ELEMENTS
 
 NUM_LOOKS = 3  # steps of a launch between which is looked
 NUM_OBJECTS, NUM_ATTRIBUTES, NUM_KEYS, DEPTH = 64, 64, 64, 3
 MOST_BYTES, HEAD = 16 << 20, 512  # of a file that is read whole; of each record of an archive
 COMPRESSED = (b"\x1f\x8b", b"\x28\xb5\x2f\xfd", b"BZh", b"\xfd7zXZ")
 POSITION = re.compile(r"_?(global_)?(step|epoch|iter|iteration|pos|position|cursor)s?(_count)?", re.IGNORECASE)
-LIBRARIES = ("chronicle", "rollback", "torch.optim.lr_scheduler", "torch.utils.data", "torchdata", "accelerate")
+OURS = ("chronicle", "rollback")
 NUMBER, VALUES = "n", "v"  # kinds of facts: a number, or tensors and whole collections
+NAMED = (deque, dict, list)  # collections that count where a script names them
+MANY = (*NAMED, tuple)
+PLAIN = bool | int | float | str | None
+
+
+class _Seen(NamedTuple):
+    """What lies under a key: its fact, and itself."""
+
+    fact: str
+    value: Any
 
 
 class Unregistered(Observer):
@@ -72,8 +81,7 @@ class Unregistered(Observer):
         observe = self._observe()
         if observe is None or (self._looks >= NUM_LOOKS and not self._saved):
             return RESTS
-        now = self._look(observe())
-        self._note_ids()
+        now = _facts(self._look(observe()))
         if self._looks < NUM_LOOKS:
             self._looks += 1
             self._often |= set(moved(self._last, now))
@@ -89,45 +97,45 @@ class Unregistered(Observer):
 
     def at_save(self, live: LiveState, step: int | None) -> Facts:
         """What moved so far and counts, as it is now, for the checkpoint."""
-        now = self._look(live)
-        self._note_ids()
-        found = [key for key in moved(self._first, now) if self._counts(key, now[key])][:NUM_KEYS]
-        things, parts = _things(), Parts()
-        traces = {key: parts.take(key, functools.partial(_traces, key, now[key], things), list[bytes]()) for key in found}
-        self._step, self._saved = step, {key: one for key, one in traces.items() if key not in parts.unknown}
+        seen, parts = self._look(live), Parts()
+        now = _facts(seen)
+        found = [key for key in moved(self._first, now) if self._counts(key, now[key], step)][:NUM_KEYS]
+        self._step, self._saved = step, {}
+        for key in found:
+            traces = parts.take(key, functools.partial(_traces, key, seen[key].value))
+            if traces is not None:
+                self._saved[key] = traces
         return {key: now[key] for key in found}
 
-    def _look(self, live: LiveState) -> Facts:
-        """The facts of now. An object that cannot be looked at is said, once."""
+    def _look(self, live: LiveState) -> dict[str, _Seen]:
+        """What lies there now. An object that cannot be looked at is said, once."""
         parts = Parts()
-        now = facts_of(live, parts)
+        seen = _look_at_all(live, parts)
         for name in parts.unknown.keys() - self._unread:
             self._unread.add(name)
             text = f"`{name}` cannot be looked at: {parts.unknown[name]}"
             self._journal.tell("state-not-read", text, step=self._step, tier="notice")
-        return now
-
-    def _note_ids(self) -> None:
         for name, thing in _things().items():
             self._ids.setdefault(name, set()).add(id(thing))
+        return seen
 
-    def _counts(self, key: str, fact: str) -> bool:
+    def _counts(self, key: str, fact: str, step: int | None) -> bool:
+        """Whether it may be state. What is the step itself, or is called so, is a position, which is compared as such."""
         name = key.rpartition(".")[2]
-        if POSITION.fullmatch(name) or len(self._ids.get(key, ())) > 1:
+        if POSITION.fullmatch(name) or fact == f"{NUMBER}{step}" or len(self._ids.get(key, ())) > 1:
             return False
         return fact[0] == VALUES or key not in self._often
 
     def settle(self) -> None:
         """The save and what the script wrote after it are over: say what is in none of the files."""
         saved, self._saved = self._saved, {}
-        saved = {key: traces for key, traces in saved.items() if key.partition(".")[0] not in self._said}
-        if not saved or not self._paths:
+        names = dict.fromkeys(name for key in saved if (name := key.partition(".")[0]) not in self._said)
+        if not names or not self._paths:
             return
-        evidence = Evidence(self._paths)
-        things = _things()
-        for name in dict.fromkeys(key.partition(".")[0] for key in saved):
+        evidence, things = Evidence(self._paths), _things()
+        for name in names if evidence.is_whole else ():
             own = [key for key in saved if key.partition(".")[0] == name]
-            if evidence.is_whole and name in things and not any(evidence.holds(saved[key]) for key in own):
+            if name in things and not any(evidence.holds(saved[key]) for key in own):
                 self._said.add(name)
                 self._tell(name, type(things[name]).__name__, own)
 
@@ -160,19 +168,32 @@ def _things() -> dict[str, Any]:
 
 def _may_count(thing: Any) -> bool:
     kind: Any = type(thing)
-    if isinstance(thing, deque | dict | list):
+    if isinstance(thing, NAMED):
         return bool(thing)
     if kind.__module__ == "builtins" or isinstance(thing, type) or not hasattr(thing, "__dict__") or hasattr(kind, "reset"):
         return False
-    if f"{kind.__module__}.".startswith(tuple(f"{one}." for one in LIBRARIES)) or hasattr(thing, "param_groups"):
+    if kind.__module__.partition(".")[0] in OURS or hasattr(thing, "param_groups"):
         return False
     declares = callable(getattr(kind, "load_state_dict", None))
     is_data = hasattr(kind, "__getitem__") or hasattr(thing, "dataset") or hasattr(thing, "callback_handler")
-    return declares or (not is_data and (is_of_the_script(kind) or callable(getattr(kind, "state", None))))
+    if is_of_the_script(kind):
+        return declares or not is_data
+    if hasattr(thing, "optimizer") or (hasattr(kind, "__iter__") and not hasattr(kind, "named_parameters")):
+        return False  # a library's scheduler, or what is iterated: LRs and batches are compared as such
+    return declares or (not is_data and callable(getattr(kind, "state", None)))
 
 
-def facts_of(live: LiveState, parts: Parts) -> dict[str, str]:
-    """Facts of every object that may count: `name.attribute` -> kind and value. What cannot be read is left to `parts`."""
+def facts_of(live: LiveState) -> dict[str, str]:
+    """Facts of every object that may count: `name.attribute` -> kind and value. What cannot be read is left out."""
+    return _facts(_look_at_all(live, Parts()))
+
+
+def _facts(seen: Mapping[str, _Seen]) -> dict[str, str]:
+    return {key: one.fact for key, one in seen.items()}
+
+
+def _look_at_all(live: LiveState, parts: Parts) -> dict[str, _Seen]:
+    """What lies in every object that may count, by `name.attribute`. What cannot be read is left to `parts`."""
     hold(getattr(live.feed, name, None) for name in ("sampler", "batch_sampler"))
     models = [*live.models, *(getattr(model, "module", None) for model in live.models)]
     known = {id(one) for one in (*models, *live.averages.values(), *live.objects.values(), live.scaler)}
@@ -180,19 +201,27 @@ def facts_of(live: LiveState, parts: Parts) -> dict[str, str]:
     known |= {id(part) for model in live.models for part in model.modules()}
     known.discard(id(None))
     params = {id(p): tuple(p.shape) for model in live.models for p in model.parameters()}
-    shapes = set(params.values())
-    own = parts.take("own tensors", lambda: set(_places(live.models)), set[int]())
-    found: dict[str, str] = {}
+    own = parts.take("own tensors", lambda: set(_places(live.models)), set())
+    found: dict[str, _Seen] = {}
     for name, thing in list(_things().items())[:NUM_OBJECTS]:
         if id(thing) in known or _holds_the_model(thing, params):
             continue
-        if isinstance(thing, deque | dict | list):
-            fact = parts.take(name, functools.partial(_collection, thing, shapes, own), "")
-            found |= {name: fact} if fact else {}
+        if not isinstance(thing, NAMED):
+            values = functools.partial(_values, name, thing, known)
+        elif _is_state(thing, set(params.values()), own):
+            values = functools.partial(iter, [(name, thing)])
         else:
-            attributes = functools.partial(_attributes, name, thing, known)
-            found |= parts.take(name, lambda: dict(attributes()), dict[str, str]())  # noqa: B023 called at once
+            continue
+        found |= parts.take(name, functools.partial(_seen, values), {})
     return found
+
+
+def _seen(values: Callable[[], Iterator[tuple[str, Any]]]) -> dict[str, _Seen]:
+    return {key: _Seen(_fact(value), value) for key, value in values()}
+
+
+def _fact(value: Any) -> str:
+    return NUMBER + repr(value) if isinstance(value, PLAIN) else VALUES + digest(plain_bytes(value, NUM_ATTRIBUTES))
 
 
 def _holds_the_model(thing: Any, params: Mapping[int, Any]) -> bool:
@@ -206,46 +235,42 @@ def _places(models: Iterable[Any]) -> Iterator[int]:
         yield from (own_shard(tensor).data_ptr() for tensor in (*model.parameters(), *model.buffers()))
 
 
-def _collection(thing: Any, shapes: set[tuple[int, ...]], own: set[int]) -> str:
+def _is_state(thing: Any, shapes: set[tuple[int, ...]], own: set[int]) -> bool:
     """A collection that the script names: one of tensors shaped as weights but not these, or a queue of more than numbers."""
     values = list(thing.values() if isinstance(thing, dict) else thing)[:NUM_ATTRIBUTES]
     if isinstance(thing, deque):
-        return "" if _is_plain(values) else VALUES + _digest(thing)
+        return not _is_plain(values)
     tensors = [one for one in values if hasattr(one, "untyped_storage")]
     alike = [one for one in tensors if tuple(one.shape) in shapes and own_shard(one).data_ptr() not in own]
-    return VALUES + _digest(thing) if tensors and 2 * len(alike) >= len(values) else ""
+    return bool(tensors) and 2 * len(alike) >= len(values)
 
 
-def _attributes(prefix: str, thing: Any, known: set[int], depth: int = 0) -> Iterator[tuple[str, str]]:
-    known = known | {id(thing)}
-    if hasattr(thing, "_parameters") and hasattr(thing, "named_parameters"):
-        for part in (thing._parameters, thing._buffers, thing._modules):
-            yield from _values(prefix, part, known, depth)
-    own = {key: one for key, one in vars(thing).items() if key not in ("_parameters", "_buffers", "_modules")}
-    yield from _values(prefix, own, known, depth)
-
-
-def _values(prefix: str, values: Mapping[str, Any], known: set[int], depth: int) -> Iterator[tuple[str, str]]:
-    for key, one in list(values.items())[:NUM_ATTRIBUTES]:
+def _values(prefix: str, thing: Any, known: set[int], depth: int = 0) -> Iterator[tuple[str, Any]]:
+    """What an object holds, by name: numbers, texts, arrays, generators, collections of these; and so in what it holds."""
+    known, own = known | {id(thing)}, dict(vars(thing))
+    for part in ("_parameters", "_buffers", "_modules"):
+        if isinstance(own.get(part), dict):  # of a module
+            own = {**own.pop(part), **own}
+    for key, one in list(own.items())[:NUM_ATTRIBUTES]:
         name = f"{prefix}.{key}"
         if id(one) in known or str(key).startswith("__"):
             continue
-        if isinstance(one, bool | int | float | str | None):
-            yield name, NUMBER + repr(one)
-        elif is_array(one) or isinstance(one, random.Random) or type(one).__name__ == "Generator":
-            yield name, VALUES + _digest(one)
-        elif isinstance(one, deque | dict | list | tuple):
+        if isinstance(one, str) and plain_value(one) is SKIPPED:
+            continue  # a path
+        if isinstance(one, PLAIN) or is_array(one) or is_generator(one):
+            yield name, one
+        elif isinstance(one, MANY):
             if not _is_plain(one):
-                yield name, VALUES + _digest(one)
+                yield name, one
         elif depth < DEPTH and _is_looked_into(one):
-            yield from _attributes(name, one, known, depth + 1)
+            yield from _values(name, one, known, depth + 1)
 
 
 def _is_plain(thing: Any, depth: int = 0) -> bool:
     """Whether it is numbers and texts alone: a history, and no state."""
-    if isinstance(thing, deque | dict | list | tuple):
-        return depth >= DEPTH or all(_is_plain(one, depth + 1) for one in _items(thing))
-    return isinstance(thing, bool | int | float | str | None)
+    if isinstance(thing, MANY):
+        return depth >= DEPTH or all(_is_plain(one, depth + 1) for one in _members(thing))
+    return isinstance(thing, PLAIN)
 
 
 def _is_looked_into(thing: Any) -> bool:
@@ -253,24 +278,9 @@ def _is_looked_into(thing: Any) -> bool:
     return hasattr(thing, "__dict__") and (hasattr(thing, "named_parameters") or is_of_the_script(kind))
 
 
-def _items(things: Any) -> Sequence[Any]:
+def _members(things: Any) -> Sequence[Any]:
     """The first and the last of a collection."""
-    values = list(things.values() if isinstance(things, dict) else things)
-    return values if len(values) <= NUM_ATTRIBUTES else [*values[: NUM_ATTRIBUTES // 2], *values[-NUM_ATTRIBUTES // 2 :]]
-
-
-def _digest(thing: Any) -> str:
-    if isinstance(thing, random.Random):
-        return digest(repr(thing.getstate()).encode())
-    if type(thing).__name__ == "Generator":
-        return digest(raw_bytes(thing.get_state()) if hasattr(thing, "get_state") else repr(thing.bit_generator.state).encode())
-    if isinstance(thing, deque | dict | list | tuple):
-        return f"{len(thing)} " + digest(b"".join(map(_part, _items(thing))))
-    return digest(_part(thing))
-
-
-def _part(thing: Any) -> bytes:
-    return thing.ravel()[: 1 << 12].tobytes() if is_array(thing) and not hasattr(thing, "detach") else plain_bytes(thing)
+    return ends_of(things.values() if isinstance(things, dict) else things, NUM_ATTRIBUTES)
 
 
 # ---- what a save wrote ---------------------------------------------------------------------------------------------------
@@ -308,13 +318,12 @@ class Evidence:
         return any(trace in self._bytes for trace in traces)
 
 
-def _traces(key: str, fact: str, things: Mapping[str, Any]) -> list[bytes]:
+def _traces(key: str, value: Any) -> list[bytes]:
     """What shows in a file that this was saved: the first elements of its tensors; of a number its name, or its exact value."""
-    name, *path = key.split(".")
-    value = functools.reduce(_get, path, things.get(name))
-    if fact[0] == VALUES:
+    if not isinstance(value, PLAIN):
         return [needle for tensor in _arrays(value) for needle in _needles(tensor)]
-    found = [path[-1].lstrip("_").encode()] if path and len(path[-1]) > 3 else []
+    name = key.rpartition(".")[2]
+    found = [name.lstrip("_").encode()] if len(name) > 3 else []
     if isinstance(value, float) and value:
         found += [struct.pack(">d", value), repr(value).encode()]
     return found
@@ -333,19 +342,11 @@ def _files(paths: Iterable[Path]) -> Iterator[Path]:
             yield path
 
 
-def _get(thing: Any, name: str) -> Any:
-    for part in ("_parameters", "_buffers", "_modules"):
-        held = vars(thing).get(part) if hasattr(thing, "__dict__") else None
-        if isinstance(held, dict) and name in held:
-            return held[name]
-    return getattr(thing, name, None) if hasattr(thing, "__dict__") else None
-
-
 def _arrays(thing: Any, depth: int = 0) -> Iterator[Any]:
     if is_array(thing):
         yield thing
-    elif isinstance(thing, deque | dict | list | tuple) and depth < DEPTH:
-        for one in _items(thing):
+    elif isinstance(thing, MANY) and depth < DEPTH:
+        for one in _members(thing):
             yield from _arrays(one, depth + 1)
 
 
@@ -355,7 +356,7 @@ def _needles(thing: Any) -> Iterator[bytes]:
         thing = sys.modules["torch"].as_tensor(thing) if thing.dtype.kind in "fiu" else None
     if thing is None or thing.is_sparse or thing.is_meta:
         return
-    first = own_shard(thing).detach().reshape(-1)[:16].cpu()
+    first = own_shard(thing).detach().reshape(-1)[:NUM_ELEMENTS].cpu()
     if first.numel() and bool((first != 0).any()):
         torch, kinds = sys.modules["torch"], {first.dtype}
         if first.is_floating_point():

@@ -11,8 +11,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from chronicle.resume.envelope.samples import is_whole
-from chronicle.resume.records import first_bytes
+from chronicle.resume.envelope.replicas import is_whole
+from chronicle.resume.rules import listed
+from chronicle.resume.samples import first_bytes
 from rollback.checkpoint.state import walk_states
 from rollback.checkpoint.state_digest import NUM_ELEMENTS, bytes_of_first, evenly
 from rollback.errors import RollbackError
@@ -25,7 +26,6 @@ from rollback.files.torch_zip import read_at
 
 NUM_FILES = 64  # of one save
 TYPES = {"F64": "float64", "F32": "float32", "F16": "float16", "BF16": "bfloat16"}  # of safetensors
-NUM_NAMED = 3
 
 
 class Head(NamedTuple):
@@ -55,10 +55,8 @@ def say_other_weights(root: Path, kept: Mapping[str, Head]) -> str:
     other = [name for name in held if kept[name] not in found]
     if not other:
         return ""
-    named = ", ".join(f"`{name}`" for name in other[:NUM_NAMED])
-    more = f" and {len(other) - NUM_NAMED} more" if len(other) > NUM_NAMED else ""
     return (
-        f"`{root.name}` holds other values than memory for {len(other)} of {len(held)} sampled weights ({named}{more}): "
+        f"`{root.name}` holds other values than memory for {len(other)} of {len(held)} sampled weights ({listed(other)}): "
         "an average was saved in place of the weights, or weights of another moment; a resume begins with those"
     )
 

@@ -12,9 +12,9 @@ import chronicle
 from chronicle import ResumeRefused
 from chronicle.journal import read_journal
 from chronicle.paths import RunPaths
-from chronicle.resume.batch_record import Position
 from chronicle.resume.batches import samples_of
-from chronicle.resume.envelope.samples import digest_of
+from chronicle.resume.first_pass import Position
+from chronicle.resume.samples import digest_of
 from tests.guard.training import start
 
 
@@ -225,7 +225,9 @@ def test_tracker_logs_into_the_launch_with_one_line_of_adoption(
 
     from chronicle.metrics.log import read_metrics
 
-    monkeypatch.setenv("CHRONICLE_LAUNCH_DIR", str(tmp_path / "launch"))
+    launch = {"CHRONICLE_LAUNCH_DIR": tmp_path / "launch", "CHRONICLE_RUN_DIR": run_dir, "CHRONICLE_RUN": "r"}
+    for name, value in launch.items():
+        monkeypatch.setenv(name, str(value))
     accelerator: Any = chronicle.guard(Accelerator(cpu=True, log_with="chronicle"), run_dir=run_dir)
     accelerator.init_trackers("tr-190")
     accelerator.log({"loss": 2.5, "lr": 1e-3}, step=4)

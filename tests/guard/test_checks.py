@@ -17,7 +17,7 @@ SAVED = Memory(
     groups=(ParamGroup(lr=2e-3, initial_lr=4e-3, num_params=4, num_elements=100, num_states=4),),
     optimizer_steps=(30, 30),
     optimizers=("AdamW",),
-    schedulers=(Scheduler(name="LambdaLR", last_epoch=60, step_count=61, last_lr=(2e-3,), unit=2),),
+    schedulers=(Scheduler(name="LambdaLR", last_epoch=60, unit=2),),
     next_lrs=tuple((2e-3 - 1e-5 * i,) for i in range(20)),
     topology={"world_size": 2, "num_processes": 2, "accumulation": 4},
     ranks=(

@@ -19,7 +19,7 @@ import chronicle
 from chronicle.journal import read_journal
 from chronicle.paths import RunPaths
 from chronicle.resume.batches import samples_of
-from chronicle.resume.envelope.samples import digest_of
+from chronicle.resume.samples import digest_of
 
 UNSEEN = r"not verified: memory \(the state that was loaded.*: no optimizer step was seen"
 

@@ -9,8 +9,8 @@ from accelerate.data_loader import SeedableRandomSampler, prepare_data_loader
 from accelerate.state import PartialState
 from torch.utils.data import BatchSampler, DataLoader, Dataset, DistributedSampler, IterableDataset, SequentialSampler
 
-from chronicle.resume.honours import MovedBatches, can_move, can_reshuffle, move_batches, take_out
-from chronicle.resume.learning_rate import WarmUp, warmed
+from chronicle.resume.honours import MovedBatches, WarmUp, can_move, can_reshuffle, move_batches, take_out
+from chronicle.resume.learning_rate import warmed
 
 LENGTH = 6  # batches an epoch
 

@@ -13,9 +13,9 @@ import chronicle
 from chronicle import ResumeRefused
 from chronicle.journal import read_journal
 from chronicle.paths import RunPaths
-from chronicle.resume.batch_record import ENTRY, BatchRecord, FirstPass, Position, read_first_pass
 from chronicle.resume.checks.check import Outcome
-from chronicle.resume.data import OtherBatch
+from chronicle.resume.data import BatchRecord
+from chronicle.resume.first_pass import ENTRY, FirstPass, OtherBatch, Position, read_first_pass
 
 
 def verdict(run_dir: Path) -> dict[str, Any]:
@@ -363,7 +363,7 @@ def test_record_that_was_cut_by_a_crash_ends_with_its_last_whole_batch(tmp_path:
 
 
 def test_old_batches_are_dropped_and_positions_stay(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("chronicle.resume.batch_record.MAX_BATCHES", 100)
+    monkeypatch.setattr("chronicle.resume.data.MAX_BATCHES", 100)
     record = BatchRecord(tmp_path)
     record.begin("one", 0, start_step=0, parent=None, launch=None)
     for number in range(450):

@@ -17,8 +17,9 @@ from chronicle.paths import RunPaths
 from chronicle.resume.checks.check import ResumeRefused
 from chronicle.resume.envelope import BreachKind
 from chronicle.resume.envelope.flight import MOST_STEPS
-from chronicle.resume.envelope.samples import ELEMENTS, Snapshot, are_replicas, differing_ranks, part_of
+from chronicle.resume.envelope.replicas import are_replicas, differing_ranks
 from chronicle.resume.memory import Memory, RankDigest
+from chronicle.resume.samples import ELEMENTS, Snapshot, part_of
 from tests.guard.flights.bugs import BUGS, FURTHER, play
 from tests.guard.flights.fly import attached, fly, loss_of, network
 from tests.guard.flights.healthy import HEALTHY, play_healthy

@@ -520,7 +520,7 @@ def test_a_refusal_names_the_weights_that_differ_and_tells_no_consequence(tmp_pa
     with pytest.raises(ResumeRefused) as refusal:
         loop.train(1)
     (check,) = refusal.value.checks
-    assert check.name == "weights" and check.found == "1 of 4 weights differ: 3.weight"
+    assert check.name == "weights" and check.found == "1 of 4 weights differ: `3.weight`"
     assert "saved at step 6" in str(refusal.value)
 
 
@@ -531,4 +531,4 @@ def test_a_refusal_names_the_moments_that_differ(tmp_path: Path, run_dir: Path) 
     with pytest.raises(ResumeRefused) as refusal:
         loop.train(1)
     found = {check.name: check.found for check in refusal.value.checks}
-    assert found["optimizer moments"] == "1 of 8 moments differ: exp_avg of 3.weight"
+    assert found["optimizer moments"] == "1 of 8 moments differ: `exp_avg of 3.weight`"

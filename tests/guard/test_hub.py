@@ -7,7 +7,7 @@ import pytest
 
 from chronicle.resume.checks.check import Check, Outcome, noted
 from chronicle.resume.contract import Options
-from chronicle.resume.events import Begins, Ended, Event, Loaded, Loading, StepBegins
+from chronicle.resume.events import Begins, Ended, Event, Loaded, Loading, Logged, StepBegins
 from chronicle.resume.fingerprint import LiveState
 from chronicle.resume.hub import HEARD, RESTS, Hub, Observer, Rest
 from chronicle.resume.training import Training
@@ -74,9 +74,9 @@ def test_a_part_hears_only_what_it_defines(tmp_path: Path) -> None:
     assert listener.heard == [] and not training.faults.found
 
 
-def test_of_nine_events_the_session_alone_answers_two() -> None:
+def test_of_nine_events_the_session_alone_answers_three() -> None:
     assert len(get_args(Event)) == 9
-    assert set(get_args(Event)) - HEARD.keys() == {Begins, Loading}
+    assert set(get_args(Event)) - HEARD.keys() == {Begins, Loading, Logged}
 
 
 def test_a_part_that_rests_hears_again_after_a_load(tmp_path: Path) -> None:

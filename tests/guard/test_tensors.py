@@ -4,7 +4,7 @@ from typing import Any
 
 import torch
 
-from chronicle.resume.fingerprint import own_shard, tensor_digest
+from chronicle.resume.samples import own_shard, tensor_digest
 
 
 class Packed(torch.Tensor):

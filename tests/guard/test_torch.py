@@ -131,7 +131,9 @@ def test_attached_loop_trains_bit_for_bit_as_without(run_dir: Path) -> None:
 def test_log_writes_the_step_of_the_guard(tmp_path: Path, run_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from chronicle.metrics.log import read_metrics
 
-    monkeypatch.setenv("CHRONICLE_LAUNCH_DIR", str(tmp_path / "launch"))
+    launch = {"CHRONICLE_LAUNCH_DIR": tmp_path / "launch", "CHRONICLE_RUN_DIR": run_dir, "CHRONICLE_RUN": "r"}
+    for name, value in launch.items():
+        monkeypatch.setenv(name, str(value))
     loop = Loop(run_dir)
     assert loop.run is not None
     loop.train(3)

@@ -32,9 +32,9 @@ from chronicle.prints.ring import (
 )
 from chronicle.prints.step_prints import PRINTS_VARIABLE, StepPrints
 from chronicle.resume.contract import Options
-from chronicle.resume.envelope.samples import digest_of
 from chronicle.resume.events import BatchEntered, Gradient, GradientReady, StepBegins
 from chronicle.resume.fingerprint import LiveState
+from chronicle.resume.samples import digest_of
 from chronicle.resume.training import Training
 
 OF_MODEL = SeenParts.BATCH | SeenParts.GRADIENT | SeenParts.WEIGHTS
@@ -79,6 +79,8 @@ class Loop:
 
 
 def test_loss_and_norm_are_kept_as_they_are_logged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CHRONICLE_RUN_DIR", str(tmp_path / "run"))  # as `chronicle run` does: else nothing is logged
+    monkeypatch.setenv("CHRONICLE_RUN", "run")
     loop = Loop(tmp_path, monkeypatch)
     for norm in (0.1, float("nan"), float("inf"), None):
         loop.train(1)

@@ -17,11 +17,11 @@ from typing import Any
 
 from accelerate import tracking
 
-from chronicle.recording import start
+from chronicle.recording import Recording, start
 from chronicle.resume.adapters.hooks import hook_engine_steps, hook_optimizer_steps
 from chronicle.resume.checks.check import Check, failed
 from chronicle.resume.contract import Options
-from chronicle.resume.events import Begins, Loaded, Loading, Saved, StepBegins
+from chronicle.resume.events import Begins, Loaded, Loading, Logged, Saved, StepBegins
 from chronicle.resume.faults import shield
 from chronicle.resume.fingerprint import LiveState, collect_optimizers
 from chronicle.resume.honours import keeps_place
@@ -30,7 +30,6 @@ from chronicle.resume.learning_rate import BoundScheduler, raw_scheduler
 from chronicle.resume.patches import around, change_object
 from chronicle.resume.save import checkpoint_root, files_in
 from chronicle.resume.session import GuardSession
-from chronicle.resume.step_log import StepLog
 
 NUMBER = re.compile(r"[0-9]+(?=[^/]*$)")
 
@@ -300,11 +299,11 @@ class ChronicleTracker(tracking.GeneralTracker):  # type: ignore[misc]
     def __init__(self, run_name: str = "", **_: Any) -> None:
         super().__init__()
         self.run_name = run_name
-        self._log = StepLog()
+        self._log = Recording()
         self._calls = 0
 
     @property
-    def tracker(self) -> StepLog:
+    def tracker(self) -> Recording:
         """The log itself."""
         return self._log
 
@@ -317,7 +316,7 @@ class ChronicleTracker(tracking.GeneralTracker):  # type: ignore[misc]
     def log(self, values: Mapping[str, Any], step: int | None = None, **_: Any) -> None:
         """Write one line; without a step the calls are counted."""
         self._calls += 1
-        self._log.write(self._calls if step is None else step, values)
+        Logged(step=self._calls if step is None else step, values=values).into(self._log)
 
     @tracking.on_main_process  # type: ignore[untyped-decorator]
     def finish(self) -> None:

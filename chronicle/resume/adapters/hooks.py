@@ -14,9 +14,11 @@ from chronicle.resume.compiled import outside_graphs
 from chronicle.resume.contract import Options
 from chronicle.resume.events import StepBegins
 from chronicle.resume.faults import last_resort, raised_by_script, record_without_session, shield
-from chronicle.resume.learning_rate import begins_within_its_step, number
+from chronicle.resume.fingerprint import params_of
+from chronicle.resume.learning_rate import number
 from chronicle.resume.patches import around, change, change_object, is_changed
 from chronicle.resume.session import GuardSession
+from chronicle.resume.training import begins_within_its_step
 
 _sessions: "weakref.WeakSet[GuardSession]" = weakref.WeakSet()
 _registered: list[Any] = []  # the hook itself, once per process; removing it inside a step would break torch's loop
@@ -139,7 +141,7 @@ def _is_allocation_step(optimizer: Any, session: GuardSession) -> bool:
     """
     if getattr(optimizer, "state", True):
         return False
-    gradients = [p.grad for group in optimizer.param_groups for p in group["params"] if p.grad is not None]
+    gradients = [p.grad for p in params_of(optimizer) if p.grad is not None]
     if not gradients or any(bool(gradient.any()) for gradient in gradients):
         return False
     return not session.has_begun or all(number(group.get("lr")) == 0 for group in optimizer.param_groups)

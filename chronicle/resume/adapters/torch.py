@@ -45,6 +45,7 @@ class Taken:
     """A state that the script has asked for, and what is known of the moment."""
 
     digest: str
+    at: int  # steps that had begun
     seen: str  # position in the data
     thread: int
     memory: Memory | None = None  # once it is described
@@ -94,7 +95,7 @@ class AttachedRun:
 
     def __init__(self, live: LiveState, options: Options, accumulation: int | None = None) -> None:
         self._live, self._accumulation = live, accumulation
-        self._taken: Taken | None = None  # since the last step
+        self._last: Taken | None = None
         self._unseen = 0  # states described that nobody was seen writing
         self._recorded: dict[str, Taken] = {}  # by digest, the newest last
         self._begun: dict[Path, tuple[Memory, int]] = {}  # asynchronous saves that are not told yet, and who began them
@@ -112,7 +113,7 @@ class AttachedRun:
                 self.session.faults.record("attach", problem)
 
     def _begin(self, options: Options) -> None:
-        self.session = GuardSession(self._observe, options, before_change=self._memory_changes)
+        self.session = GuardSession(self._observe, options)
         first = self._live.optimizers[0]
         first.register_state_dict_post_hook(shield(self._on_save, self._save_failed))
         first.register_load_state_dict_pre_hook(shield(self._on_load, lambda problem: self.session.lost("load", problem)))
@@ -159,9 +160,9 @@ class AttachedRun:
             return
         begun = self.session.describe(), threading.get_ident()
         self.session.hear(Saved(memory=begun[0], is_over=False))
-        if self._taken is not None:
-            self._record(self._taken)
-            self._is_written(self._taken)
+        if (taken := self._taken) is not None:
+            self._record(taken)
+            self._is_written(taken)
         self._begun = dict([*self._begun.items(), (Path(directory).absolute(), begun)][-MOST_BEGUN:])
 
     @shielded("save")
@@ -193,10 +194,12 @@ class AttachedRun:
         if self.session.off:
             return
         digest = state_digest(state)
-        if self._taken is None or self._taken.digest != digest or self._taken.memory is not None:
-            self._taken = Taken(digest=digest, seen=self.session.data.position, thread=threading.get_ident())
+        taken = self._taken
+        if taken is None or taken.digest != digest or taken.memory is not None:
+            training, seen = self.session.training, self.session.data.position
+            self._last = Taken(digest=digest, at=training.num_begun, seen=seen, thread=threading.get_ident())
             if self._unseen < MOST_UNSEEN:
-                self._record(self._taken)
+                self._record(self._last)
                 self._unseen += 1
 
     def _save_failed(self, problem: Exception) -> None:
@@ -217,9 +220,11 @@ class AttachedRun:
             if digest in self._recorded:
                 self._is_written(self._recorded[digest])
 
-    def _memory_changes(self) -> None:
-        """An optimizer step begins: what was taken is not described any more."""
-        self._taken = None
+    @property
+    def _taken(self) -> Taken | None:
+        """What was taken since the last step; what was taken before is not described any more."""
+        last = self._last
+        return last if last is not None and last.at == self.session.training.num_begun else None
 
     def _record(self, taken: "Taken") -> None:
         """Keep the description of memory now, which is that of the taken state."""
@@ -254,7 +259,7 @@ class AttachedRun:
         self.session.hear(Saved(memory=memory, digest=taken.digest))
 
     def _on_load(self, optimizer: Any, state: dict[str, Any]) -> None:
-        self._taken = None  # what was taken before is overwritten
+        self._last = None  # what was taken before is overwritten
         if self.session.training.retired:
             return  # the session that took over reads the record
         memory = self.session.records.of_state(state_digest(state))

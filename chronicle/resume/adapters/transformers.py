@@ -8,7 +8,7 @@ not get the path; the guard takes the checkpoint of the step at which the Traine
 import functools
 import re
 import weakref
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Unpack
 
@@ -240,7 +240,7 @@ def _sharding(args: Any) -> str:
     return "fsdp" if getattr(args, "fsdp", None) else "replicated"
 
 
-def find_resumed(args: Any, state: Any, known: tuple[tuple[int | None, str], ...]) -> Path:
+def find_resumed(args: Any, state: Any, known: Sequence[tuple[int | None, str]]) -> Path:
     """The checkpoint from which a Trainer at `state.global_step` was resumed."""
     given = getattr(args, "resume_from_checkpoint", None)
     if isinstance(given, str) and CHECKPOINT_NAME.fullmatch(Path(given).name):

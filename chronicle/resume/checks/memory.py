@@ -4,7 +4,7 @@ What each value is and what may have gone wrong is a row of `rules.py`. A value 
 Checks that passed are returned too, so that the verdict in the journal says what was compared.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -27,6 +27,7 @@ PARTS = {  # of a description, as a person knows them
     "rng": "random generators",
     "moments": "optimizer moments",
 }
+OF_LR = ("learning rate per group", "learning rate of the warm-up")
 NUMBERS = ("weight_decay", "initial_lr", "max_lr", "min_lr")  # options with a field of their own, None where a group has none
 SIX_DIGITS = 2e-5  # relative: precision in which the far end of a schedule is recorded
 SPLIT = ("batch_size", "micro_batch", "accumulation")  # how the samples of a step are split on one rank
@@ -39,9 +40,8 @@ def check_memory(expected: Expectation, found: Memory, *, rank: int = 0, at_firs
 
     Between the two a script may set its LR itself, and a trainer that applies a rollback's warm-up begins it.
     """
-    checks = list(_unknown_parts(expected, found))
-    expected, found = both_known(expected, found)
-    memory = expected.memory
+    unknown = list(_unknown_parts(expected, found))
+    checks, memory = list[Check](), expected.memory
     if at_first_step and expected.warms_up:
         checks += attempt("warm-up of the rollback", "M2", lambda: _warm_up_checks(expected, found))
     else:
@@ -49,7 +49,8 @@ def check_memory(expected: Expectation, found: Memory, *, rank: int = 0, at_firs
         checks += attempt("learning rates", "M2", lambda: _lr_checks(expected, found, by_hand))
         checks += attempt("schedule further on", "M2", lambda: () if by_hand else further_checks(expected, found))
     if memory is None:
-        return [*checks, *attempt("contract", "M1", lambda: _contract_only_checks(expected, found))]
+        checks += attempt("contract", "M1", lambda: _contract_only_checks(expected, found))
+        return [*unknown, *_of_known_parts(checks, found.unknown)]
     checks += attempt("step", "M1", lambda: _step_checks(expected, memory, found))
     checks += attempt("schedulers", "M1", lambda: _scheduler_checks(expected, memory, found))
     checks += attempt("topology", "M3", lambda: _topology_checks(expected, memory, found))
@@ -57,16 +58,16 @@ def check_memory(expected: Expectation, found: Memory, *, rank: int = 0, at_firs
     # sizes and norms in the manifest are those of the main process: of a sharded optimizer they describe its shard alone
     if rank == 0 or not is_sharded(memory):
         checks += attempt("optimizer", "M1", lambda: _optimizer_checks(expected, memory, found))
-    return [*checks, *attempt("weights and moments", "M1", lambda: _digest_checks(expected, memory, found, rank))]
+    checks += attempt("weights and moments", "M1", lambda: _digest_checks(expected, memory, found, rank))
+    return [*unknown, *_of_known_parts(checks, {**memory.unknown, **found.unknown})]
 
 
-def both_known(expected: Expectation, found: Memory) -> tuple[Expectation, Memory]:
-    """Both without the parts that one of them could not describe."""
-    memory = expected.memory
-    unknown = {**(memory.unknown if memory else {}), **found.unknown}
-    if not unknown:
-        return expected, found
-    return replace(expected, memory=memory and memory.without(unknown)), found.without(unknown)
+def _of_known_parts(checks: Sequence[Check], unknown: Collection[str]) -> list[Check]:
+    """The checks but those of parts that one side could not describe."""
+    names = {PARTS.get(part, part) for part in unknown}
+    if "groups" in unknown or "lr" in unknown:
+        names.update(OF_LR)
+    return [check for check in checks if check.name not in names]
 
 
 def _unknown_parts(expected: Expectation, found: Memory) -> Iterator[Check]:
@@ -243,7 +244,7 @@ def is_other_split(memory: Memory, found: Memory) -> bool:
     if size is None or size != found.topology.get("global_batch") or is_sharded(memory):
         return False
     whole = all(one.topology.get("sharding") in REPLICATED for one in (memory, found))
-    return whole and [one.unit for one in memory.schedulers] == [one.unit for one in found.schedulers]
+    return whole and all(a.unit == b.unit for a, b in zip(memory.schedulers, found.schedulers, strict=False))
 
 
 def _worlds_differ(memory: Memory, found: Memory) -> bool:
@@ -376,7 +377,6 @@ def check_loaded(expected: Expectation, loaded: LoadedState, found: Memory, *, r
 
     A flag or object may change after the load, but it must not stay wrong or become wrong.
     """
-    expected, found = both_known(expected, found)
     memory = expected.memory
     if memory is None:
         return

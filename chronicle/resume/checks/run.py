@@ -10,7 +10,7 @@ from typing import Any
 
 from chronicle.resume.checks.check import Check, failed, not_compared, noted
 from chronicle.resume.contract import Contract, same_checkpoint
-from chronicle.resume.fingerprint import LiveState
+from chronicle.resume.fingerprint import LiveState, params_of
 from chronicle.resume.journal import GuardHistory
 from chronicle.resume.memory import Memory
 from chronicle.resume.rules import show_row
@@ -203,8 +203,9 @@ def check_identity(live: LiveState, optimizer: Any, others: Collection[str] | No
     """
     ours = live.optimizers
     checks = []
-    stranger = optimizer is not None and ours and not any(drives(optimizer, known) for known in ours)
-    if stranger and _trains_the_same(optimizer, ours):
+    stranger = optimizer is not None and not any(drives(optimizer, known) for known in ours)
+    # in a GAN each optimizer has its own parameters
+    if stranger and not set(map(id, params_of(*ours))).isdisjoint(map(id, params_of(optimizer))):
         intended = others is None or type(optimizer).__name__ in others
         cause = "a second optimizer was built after the load, or the wrong one is stepped"
         checks.append(
@@ -236,13 +237,7 @@ def check_identity(live: LiveState, optimizer: Any, others: Collection[str] | No
 def shares_parameters(optimizer: Any, models: Sequence[Any]) -> bool:
     """Whether an optimizer would change parameters of these models."""
     ours = {id(p) for model in models for p in model.parameters()}
-    return any(id(p) in ours for group in optimizer.param_groups for p in group["params"])
-
-
-def _trains_the_same(optimizer: Any, ours: Sequence[Any]) -> bool:
-    """Whether an optimizer steps parameters of ours; in a GAN each one has its own."""
-    held = {id(p) for known in ours for group in known.param_groups for p in group["params"]}
-    return any(id(p) in held for group in optimizer.param_groups for p in group["params"])
+    return not ours.isdisjoint(map(id, params_of(optimizer)))
 
 
 def drives(owner: Any, optimizer: Any) -> bool:

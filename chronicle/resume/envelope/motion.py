@@ -7,12 +7,13 @@ precision, LR 0 and zero gradients are healthy. No torch call waits for the devi
 
 import math
 import weakref
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from chronicle.resume.envelope.breach import Breach, BreachKind
-from chronicle.resume.envelope.samples import DelayedReads, Snapshot
+from chronicle.resume.envelope.breach import BreachKind, BreachLog
+from chronicle.resume.rules import listed
+from chronicle.resume.samples import DelayedReads, Snapshot
 
 FULL_LOOKS, FULL_TENSORS = 3, 512  # the first looks of an optimizer see every tensor, up to so many
 TENSORS = 32  # per later look, in turn
@@ -50,10 +51,10 @@ class _Look:
 
 
 class Motion:
-    """The looks at every optimizer of a launch. `tell(breach)` gets what is wrong."""
+    """The looks at every optimizer of a launch. `log` hears what is wrong."""
 
-    def __init__(self, tell: Callable[[Breach], object], later: DelayedReads) -> None:
-        self._tell, self._later = tell, later
+    def __init__(self, log: BreachLog, later: DelayedReads) -> None:
+        self._log, self._later = log, later
         self._watched: weakref.WeakKeyDictionary[Any, _Watched] = weakref.WeakKeyDictionary()
         self.in_doubt = False  # gradients at the last look were not finite: the next step is looked at, too
 
@@ -145,12 +146,10 @@ class Motion:
             known.not_finite = frozenset(name for name, was_finite in poisoned if not was_finite)
         poisoned = [one for one in poisoned if one[0] not in known.not_finite]
         if poisoned:
-            name = poisoned[0][0]
-            more = f" and {len(poisoned) - 1} more" if len(poisoned) > 1 else ""
             cause = f"; the gradient of `{bad[0]}` was not finite" if bad else ""
-            words = f"`{name}`{more} holds NaN or infinity{cause}"
+            words = f"{listed([name for name, _ in poisoned], 1)} holds NaN or infinity{cause}"
             low = look.step - 1 if poisoned[0][1] and look.step is not None else None  # it was well when the look began
-            self._tell(Breach(kind=BreachKind.POISONED, step=now, words=words, seen=now, low=low))
+            self._log.tell(BreachKind.POISONED, words, step=now, low=low)
             return
         if not bad:
             known.bad = 0
@@ -161,9 +160,7 @@ class Motion:
         known.bad += 1
         if known.bad >= BAD_LOOKS:
             words = f"the gradient of `{bad[0]}` is NaN or infinite at the step, and no loss scaler skips it"
-            since, fine = known.bad_since, known.fine_at
-            low = fine if since is not None and fine is not None and fine < since else None
-            self._tell(Breach(kind=BreachKind.GRADIENTS, step=since, words=words, seen=now, low=low))
+            self._log.tell(BreachKind.GRADIENTS, words, step=known.bad_since, low=known.fine_at, seen=now)
 
     def _judge_motion(self, known: _Watched, look: _Look, moved: bool, should_move: bool, now: int | None) -> None:
         steps = 1 if now is None or look.step is None else max(1, now - look.step)
@@ -173,7 +170,7 @@ class Motion:
             return
         if known.idle >= STILL_STEPS and all(one.idle >= STILL_STEPS for one in self._watched.values()):
             words = f"no parameter has had a gradient in {known.idle} steps, and none moved: another model is trained, or none"
-            self._tell(Breach(kind=BreachKind.STUCK, step=None if now is None else now - known.idle, words=words, seen=now))
+            self._log.tell(BreachKind.STUCK, words, step=None if now is None else now - known.idle, seen=now)
             return
         if not should_move or look.scaled:
             return
@@ -181,7 +178,7 @@ class Motion:
         known.still += steps
         if known.still >= STILL_STEPS:
             words = "the optimizer steps with gradients and an LR, but none of its parameters changes"
-            self._tell(Breach(kind=BreachKind.STUCK, step=known.still_since, words=words, seen=now))
+            self._log.tell(BreachKind.STUCK, words, step=known.still_since, seen=now)
 
 
 def lr_of(group: Mapping[str, Any]) -> float | None:
@@ -211,13 +208,12 @@ def _is_alike(param: Any, gradient: Any) -> bool:
 # ---- parameters that no optimizer moves ------------------------------------------------------------------------------
 
 
-def find_orphans(groups: Sequence[Mapping[str, Any]], owned: set[int], names: Mapping[int, str], models: Sequence[Any]) -> str:
-    """Why this optimizer does not train the model, "" where it may.
+def find_orphans(held: Sequence[Any], owned: set[int], names: Mapping[int, str], models: Sequence[Any]) -> str:
+    """Why an optimizer of these parameters does not train the model, "" where it may.
 
     It holds parameters without a gradient that are no longer the model's, or none of its parameters has a gradient,
     while trainable parameters of the model have gradients and no optimizer (`owned`: ids) holds them.
     """
-    held = [p for group in groups for p in group["params"]]
     idle = [p for p in held if p.grad is None]
     strange = [p for p in idle if id(p) not in names]
     if not held or (len(idle) < len(held) and not strange):
@@ -230,7 +226,6 @@ def find_orphans(groups: Sequence[Mapping[str, Any]], owned: set[int], names: Ma
     ]
     if not loose:
         return ""
-    more = f" and {len(loose) - 1} more" if len(loose) > 1 else ""
     what = "no longer belong to the model" if strange else "have no gradient"
     count = len(strange) or len(idle)
-    return f"{count} of its {len(held)} parameters {what}, and no optimizer holds `{loose[0]}`{more}, which has a gradient"
+    return f"{count} of its {len(held)} parameters {what}, and no optimizer holds {listed(loose, 1)}, which has a gradient"

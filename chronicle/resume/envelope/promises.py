@@ -9,11 +9,11 @@ import weakref
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from typing import Any
 
-from chronicle.resume.compiled import outside_graphs, skip_in_graphs
-from chronicle.resume.envelope.breach import Breach, BreachKind
-from chronicle.resume.envelope.samples import DelayedReads, Snapshot
+from chronicle.resume.compiled import on_gradient, outside_graphs, skip_in_graphs
+from chronicle.resume.envelope.breach import BreachKind, BreachLog
 from chronicle.resume.faults import last_resort, raised_by_script, shield
 from chronicle.resume.patches import change, undo
+from chronicle.resume.samples import DelayedReads, Snapshot
 
 WINDOW = 3  # intervals between optimizer steps
 REPEATED = 2  # clippings that are wrong, until it is told
@@ -32,11 +32,9 @@ class _Window:
         self.passes, self._clean = 0, False
         self._began_clean: bool | None = None  # whether this pass began from no gradient; None: nobody saw its beginning
         self._old: list[Snapshot] = []
-        before = outside_graphs(shield(self._before, lost))
-        before.__torch_unserializable__ = True  # type: ignore[attr-defined]  # no warning when the model is saved whole
         self._handles = [
-            param.register_hook(before),
-            param.register_post_accumulate_grad_hook(outside_graphs(shield(self._after, lost))),
+            param.register_hook(on_gradient(self._before, lost)),
+            param.register_post_accumulate_grad_hook(on_gradient(self._after, lost)),
         ]
 
     def remove(self) -> None:
@@ -74,13 +72,13 @@ class Promises:
 
     def __init__(
         self,
-        tell: Callable[[Breach], object],
+        log: BreachLog,
         later: DelayedReads,
         owned: Callable[[], Collection[int]],
         scaled: Callable[[Sequence[Any]], bool],
         lost: Callable[[Exception], None],
     ) -> None:
-        self._tell_breach, self._later, self._owned = tell, later, owned
+        self._log, self._later, self._owned = log, later, owned
         self._scaled, self.lost = scaled, lost  # whether a loss scaler has still to unscale these; told of an error of a hook
         self.windows: weakref.WeakKeyDictionary[Any, _Window] = weakref.WeakKeyDictionary()  # that are open
         self._worked = False  # a hook has seen a backward pass
@@ -119,20 +117,18 @@ class Promises:
         if not self.windows:
             _leave(self)
 
-    def _tell(self, kind: BreachKind, step: int | None, words: str, *, steps_ago: int = 0) -> None:
-        began = None if step is None else max(1, step - steps_ago)
-        self._tell_breach(Breach(kind=kind, step=began, words=words, seen=step))
-
     def _judge(self, window: _Window, passes: int, clean: bool, step: int | None, declared: int | None) -> None:
         if passes == 0:
             return  # unused in this interval, or a framework that brings the gradient itself
         self._worked = True
         if not clean:
-            self._tell(BreachKind.NOT_ZEROED, step, "no gradient was zeroed since the last step: gradients add up over steps")
+            words = "no gradient was zeroed since the last step: gradients add up over steps"
+            self._log.tell(BreachKind.NOT_ZEROED, words, step=step)
         window.single = window.single + 1 if passes == 1 else -WINDOW
         if declared is not None and declared > 1 and window.single >= WINDOW:
             words = f"{declared} micro-batches a step are declared, but the optimizer steps after every one"
-            self._tell(BreachKind.ACCUMULATION, step, words, steps_ago=WINDOW)
+            began = None if step is None else max(1, step - WINDOW)
+            self._log.tell(BreachKind.ACCUMULATION, words, step=began, seen=step)
 
     # ---- clipping --------------------------------------------------------------------------------------------------
 
@@ -157,7 +153,7 @@ class Promises:
         for words, weight in clips:
             self._wrong[words] = self._wrong.get(words, 0) + weight
             if self._wrong[words] >= REPEATED:
-                self._tell(BreachKind.CLIPPING, step, f"`clip_grad_norm_` clips nothing: {words}")
+                self._log.tell(BreachKind.CLIPPING, f"`clip_grad_norm_` clips nothing: {words}", step=step)
 
 
 # ---- listening to torch --------------------------------------------------------------------------------------------------

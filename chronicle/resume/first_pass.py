@@ -1,4 +1,4 @@
-"""The record of the first pass: one digest for every batch that entered the model, in one file per launch and rank.
+"""The first pass as it was recorded: one digest for every batch that entered the model. What the first batch of a resume is.
 
 `<run>/batches/<record>.<rank>` begins with a line of JSON, then come 16 bytes a batch: digest, the optimizer step that used it,
 its place in the pass of its loader (0: not known). A checkpoint carries the record's id and how many batches were seen when it
@@ -12,20 +12,17 @@ No torch here.
 """
 
 import json
-import os
 import struct
-import weakref
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from rollback.disk.durable import write_atomic
+from chronicle.resume.checks.check import Check, failed, not_compared, noted
 
+NAME = "next batch"
 VERSION = 2
 ENTRY = struct.Struct("<QII")
-MAX_BATCHES = 4_000_000
-MAX_UNBEGUN = 100_000
 MAX_RECORDS = 64  # launches that a first pass may be put together from
 
 
@@ -44,74 +41,6 @@ class Position:
         """The position that a checkpoint carries; None when it carries none."""
         record, _, number = text.rpartition(":")
         return cls(record, int(number)) if record and number.isdigit() else None
-
-
-class BatchRecord:
-    """The record of this launch and rank. Nothing is written before the first optimizer step, and then each batch at once."""
-
-    def __init__(self, directory: Path | None) -> None:
-        self._directory = directory
-        self._path: Path | None = None
-        self._fd = -1
-        self.record = ""
-        self.num_seen = 0
-        self._early: list[tuple[int, int, int]] = []  # batches before the first step
-        self._first = 0  # index of the first batch that is kept in the file
-
-    def position_after(self, num_waiting: int) -> str:
-        """What a checkpoint saved now carries, with batches that are still to be added; "" when nothing is recorded."""
-        return "" if self._path is None else str(Position(self.record, self.num_seen + num_waiting))
-
-    def add(self, digest: int, step: int, place: int) -> None:
-        """One batch, which the optimizer step `step` will use; 0: the launch's first."""
-        self.num_seen += 1
-        if self._directory is None:
-            return
-        if self._path is not None:
-            if self.num_seen - self._first > MAX_BATCHES:
-                self._drop_old(self._path)
-            os.write(self._fd, ENTRY.pack(digest, step, place))
-        elif self.num_seen > MAX_UNBEGUN:
-            self._directory, self._early = None, []  # no optimizer step was ever seen
-        else:
-            self._early.append((digest, step, place))
-
-    def begin(self, record: str, rank: int, *, start_step: int, parent: Position | None, launch: int | None) -> None:
-        """The first step is about to be taken from `start_step`; the launch went on from `parent`. `record`: the new id."""
-        if self._directory is None or self._path is not None:
-            return
-        self.record, path = record, self._directory / f"{record}.{rank}"
-        header = {"v": VERSION, "first": 0, "start_step": start_step, "parent": str(parent or ""), "launch": launch}
-        early = [ENTRY.pack(digest, step or start_step + 1, place) for digest, step, place in self._early]
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_bytes(_header(header) + b"".join(early))
-        self._early = []
-        self._open(path)
-
-    def _open(self, path: Path) -> None:
-        self._path, self._fd = path, os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC)
-        self._close = weakref.finalize(self, os.close, self._fd)
-
-    @property
-    def is_removed(self) -> bool:
-        """Whether somebody removed the directory that it is written to."""
-        return self._path is not None and not self._path.parent.exists()
-
-    def _drop_old(self, path: Path) -> None:
-        """Keep the newer half."""
-        header, entries = _read(path)
-        half = len(entries) // 2
-        self._first = header["first"] + half
-        write_atomic(path, _header({**header, "first": self._first}) + entries[half:].tobytes(), durable=False)
-        self._close()
-        self._open(path)
-
-
-def _header(values: dict[str, Any]) -> bytes:
-    return json.dumps(values, separators=(",", ":")).encode() + b"\n"
-
-
-# ---- reading ---------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -170,7 +99,7 @@ def read_first_pass(directory: Path, position: Position, rank: int) -> FirstPass
     num_before, at = 0, position  # batches that are on record before the checkpoint
     for number in range(MAX_RECORDS):
         try:
-            header, entries = _read(directory / f"{at.record}.{rank}")
+            header, entries = read_record(directory / f"{at.record}.{rank}")
         except (OSError, ValueError, KeyError):
             break
         kept = at.num_seen - int(header["first"])
@@ -189,7 +118,8 @@ def read_first_pass(directory: Path, position: Position, rank: int) -> FirstPass
     return FirstPass(entries=numpy.concatenate(parts), position=num_before, resumed=resumed)
 
 
-def _read(path: Path) -> tuple[dict[str, Any], Any]:
+def read_record(path: Path) -> tuple[dict[str, Any], Any]:
+    """The head of one record, and its entries. Raises OSError, and ValueError for another form."""
     import numpy
 
     with path.open("rb") as file:
@@ -199,3 +129,78 @@ def _read(path: Path) -> tuple[dict[str, Any], Any]:
         rest = file.read()
     whole = len(rest) - len(rest) % ENTRY.size
     return header, numpy.frombuffer(rest[:whole], dtype=[("digest", "<u8"), ("step", "<u4"), ("place", "<u4")])
+
+
+class OtherBatch:
+    """What the first batch of a resume is, when it is not known to be the one that followed the save."""
+
+    def __init__(self, before: FirstPass, first: int) -> None:
+        self._before, self._same = before, before.find(first)
+        at = before.position
+        self._nearest = min(self._same, key=lambda index: (abs(index - at), index), default=None)
+
+    @property
+    def _nothing_followed(self) -> bool:
+        return self._before.position >= len(self._before.entries)
+
+    @property
+    def _begins_pass(self) -> bool:
+        return self._before.begins_pass(self._before.position)
+
+    @property
+    def is_astray(self) -> bool:
+        """Whether nobody can have meant it: scripts begin a pass again on purpose, and a new pass may come in a new order."""
+        before, nearest = self._before, self._nearest
+        if self._nothing_followed:
+            return False
+        if nearest is None:
+            return not self._begins_pass
+        return nearest > before.position or not before.begins_data(nearest)
+
+    def check(self, *, exactly: bool, continues: bool, beside: int | None = None) -> Check:
+        """`exactly`: the trainer promised the next batch. `continues`: it claims to skip what was seen.
+
+        `beside`: this rank, where another one saved alone, so that what followed here may never have been written.
+        """
+        before, nearest, num = self._before, self._nearest, len(self._before.entries)
+        if self._nothing_followed:
+            return self._after_the_end(beside)
+        expected = f"the batch of step {before.step(before.position)}"
+        if nearest is None:
+            cause = f"the batch is none of the {num} of the first pass: another order, other samples, or another augmentation"
+            also = "; the first pass began a new epoch here too" if self._begins_pass else ""
+            return _differs(exactly, expected, "an unknown batch", cause + also)
+        found = f"the batch of step {before.step(nearest)}"
+        if nearest < before.position:
+            refused = exactly or (continues and before.begins_data(nearest))
+            return _differs(refused, expected, found, self._repeats(nearest))
+        num_left = nearest - before.position
+        left_out = "1 batch of the first pass is" if num_left == 1 else f"{num_left} batches of the first pass are"
+        return _differs(exactly, expected, found, f"{left_out} left out; {found} comes first")
+
+    def _after_the_end(self, beside: int | None) -> Check:
+        """Nothing is on record after the save."""
+        before, position = self._before, self._before.position
+        if position > len(before.entries):
+            why = "the record of batches ends before this save"
+        elif beside is None:
+            why = "the run stopped right at this save, or before the batch that followed was on record"
+        else:
+            why = f"rank {beside} took no part in this save, and the batch that followed there is not on record"
+        if self._same and position:
+            why += f"; this launch begins with the batch of step {before.step(self._same[0])}"
+        return not_compared(NAME, "M4", why)
+
+    def _repeats(self, index: int) -> str:
+        before, again = self._before, self._before.position - index
+        if self._begins_pass and before.begins_data(index):
+            return f"this pass of the loader comes in the order of the pass that began at step {before.step(index)}"
+        number = "1 batch repeats" if again == 1 else f"{again} batches repeat"
+        what = f"the batch of step {before.step(index)} of the first pass comes again: {number}"
+        if index == 0:
+            return what + "; the data start again from their beginning"
+        return what + ("; the pass of the loader starts again" if before.begins_data(index) else "")
+
+
+def _differs(refused: bool, expected: str, found: str, cause: str) -> Check:
+    return (failed if refused else noted)(NAME, "M4", expected=expected, found=found, cause=cause)
