@@ -100,7 +100,8 @@ class Memory:
     topology: Mapping[str, Any] = field(default_factory=dict)
     scaler: Mapping[str, Any] | None = None
     averages: Mapping[str, str] = field(default_factory=dict)  # name of an averaged copy (EMA) -> digest
-    objects: Mapping[str, str] = field(default_factory=dict)  # the script's own saved objects -> digest
+    # the script's own saved objects -> digest of their values; `objects`, of earlier versions, had some by their class
+    objects: Mapping[str, str] = field(default_factory=dict, metadata={"key": "object_values"})
     order: str = ""  # which model parameter is at each position of the optimizers
     frozen: str = ""  # how many parameters have no gradient, and which
     data: Any = None  # the trainer's own data position, JSON-able
