@@ -416,6 +416,9 @@ def write_new(destination: Path, source: Path, pieces: Sequence[Piece], source_f
                 at += len(piece)
         os.ftruncate(fd, at)
         os.fsync(fd)
+    except OSError as problem:
+        problem.filename = problem.filename or str(destination)
+        raise
     finally:
         os.close(fd)
 

@@ -157,12 +157,14 @@ class TensorRef:
 class ArrayRef:
     """A numpy array in a pickle: `content` holds its bytes when they lie in the pickle itself.
 
-    The call that allocates the array makes it empty; the BUILD opcode that follows fills it.
+    The call that allocates the array makes it empty; the BUILD opcode that follows fills it. `elements` are those of an
+    array of objects.
     """
 
     dtype: str = "unknown"
     shape: tuple[int, ...] = ()
     content: bytes | None = None
+    elements: list[object] = field(default_factory=list)
 
 
 # --- Element types: numbers from and to bytes
@@ -394,3 +396,5 @@ def _fill_array(target: ArrayRef, state: object) -> None:
     if shape is not None and dtype is not None:
         target.dtype, target.shape = dtype[0], shape
         target.content = content if isinstance(content, bytes) else None
+    elif isinstance(content, list):
+        target.elements = content

@@ -121,11 +121,16 @@ def children_of(value: object) -> Iterator[tuple[Key, object]] | None:
             return iter(enumerate(value.elements))
         if isinstance(value.state, (list, tuple)):
             return iter(enumerate(value.state))
+    if isinstance(value, ArrayRef) and value.elements:
+        return iter(enumerate(value.elements))
     return None
 
 
 def all_parts_of(value: object) -> Iterator[tuple[Key, object]] | None:
-    """As `children_of`; of an object also what it was made from and holds beside its attributes. A set has no order."""
+    """As `children_of`; of an object also what it was made from and holds beside its attributes. A set has no order.
+
+    `step_into` follows each of these keys, but those of sets.
+    """
     if not isinstance(value, Opaque):
         return children_of(value)
     if value.name == "torch.storage._load_from_bytes":  # a stream in which addresses stand
@@ -146,11 +151,10 @@ def all_parts_of(value: object) -> Iterator[tuple[Key, object]] | None:
 def step_into(value: object, key: Key) -> tuple[bool, object]:
     """(True, the part of `value` named `key`), or (False, value)."""
     if isinstance(value, Opaque):
-        parts = value.children()
-        if parts:
-            value = parts
-        else:
-            value = value.elements or value.state
+        named = {"(args)": value.args, "(state)": value.state, **value.children()}
+        value = named if key in named else value.elements or value.state
+    if isinstance(value, ArrayRef):
+        value = value.elements
     if isinstance(value, dict) and key in value:
         return True, value[key]
     if isinstance(value, (list, tuple)) and isinstance(key, int) and -len(value) <= key < len(value):

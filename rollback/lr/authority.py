@@ -144,10 +144,41 @@ def lr_assumptions(state: CheckpointState, evidence: Evidence) -> tuple[str, ...
     launch, is no assumption.
     """
     found = [assumption_of(optimizer) for optimizer in of_first_rank(state.optimizers)]
+    found += [_without_optimizer(scheduler) for scheduler in state.schedulers if not _has_optimizer(scheduler, state)]
     if (evidence.memory or {}).get("lr_source") != "scheduler":
         found += [_assumed_of(name) for name in dict.fromkeys(_names_in(s.state) for s in state.schedulers)]
+        found.append(_not_edited(state))
     found += list(state.assumed)
     return tuple(dict.fromkeys(filter(None, found)))
+
+
+def _has_optimizer(scheduler: SchedulerState, state: CheckpointState) -> bool:
+    """Whether an optimizer is at its LRs, or began with them: of two schedulers that take turns one is at other LRs."""
+    last, base = _last_lrs(scheduler.state), scheduler.state.get("base_lrs")
+    return last is None or any(
+        _agrees(scheduler.state, [group.get("lr") for group in one.groups])
+        or base == [group.get("initial_lr") for group in one.groups]
+        for one in state.optimizers
+    )
+
+
+def _without_optimizer(scheduler: SchedulerState) -> str:
+    where = _place(scheduler.file, scheduler.prefix)
+    return (
+        f"no optimizer that was read has the LRs of the scheduler `{where}` ({_shown(_last_lrs(scheduler.state))}): "
+        "its optimizer may be saved in another form, which is not edited"
+    )
+
+
+def _not_edited(state: CheckpointState) -> str:
+    """The LRs that lie in the files and are no scheduler's and no optimizer's; "" for none."""
+    named = _named_arguments(state)
+    return f"{', '.join(named)} stays: a launch that sets its LR by it keeps the old one" if named else ""
+
+
+def _named_arguments(state: CheckpointState) -> list[str]:
+    arguments = [hint for hint in state.lr_hints if hint.kind is HintKind.ARGUMENTS]
+    return [named for hint in arguments[:4] for named in _named_lrs(hint)][:6]
 
 
 def _names_in(state: Mapping[str, object]) -> SchedulerClass | None:
@@ -264,9 +295,8 @@ _TORCHTUNE = "torchtune"
 
 def _without_scheduler(optimizer: OptimizerState, state: CheckpointState, scale: float, evidence: Evidence) -> Doubt:
     where = _place(optimizer.file, optimizer.prefix)
-    arguments = [hint for hint in state.lr_hints if hint.kind is HintKind.ARGUMENTS]
-    listed = [named for hint in arguments[:4] for named in _named_lrs(hint)]
-    said = f"; it was saved with {', '.join(listed[:6])}" if listed else ""
+    listed = _named_arguments(state)
+    said = f"; it was saved with {', '.join(listed)}" if listed else ""
     return Doubt(
         seen=f"no scheduler was saved beside the optimizer in `{where}`: a launch that creates one, or sets the LR in its "
         f"loop, does not use the LR of the file{said}",
