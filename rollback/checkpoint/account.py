@@ -10,15 +10,15 @@ from __future__ import annotations
 import base64
 import binascii
 import bz2
-import json
 import lzma
 import re
 import zlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 from rollback.checkpoint.layout import Checkpoint, Role
 from rollback.checkpoint.state import (
@@ -30,14 +30,14 @@ from rollback.checkpoint.state import (
     SchedulerState,
     walk_states,
 )
-from rollback.checkpoint.state_digest import bytes_of_first
+from rollback.checkpoint.state_digest import place_of_elements
 from rollback.disk import pread
 from rollback.errors import RollbackError
 from rollback.files.pickle_values import ArrayRef, TensorRef
 from rollback.files.safetensors_file import check_safetensors, list_tensors, read_metadata
 from rollback.files.state_file import read_state_file
 from rollback.files.torch_file import LEGACY_MAGIC, open_state_file
-from rollback.files.torch_tree import TorchFile
+from rollback.files.torch_tree import Container, TorchFile
 
 
 class Reading(StrEnum):
@@ -137,18 +137,30 @@ def _of_file(path: Path, row: Accounted, known: set[Prefix]) -> Iterator[Account
         file = read_state_file(path)
     except (RollbackError, OSError, ValueError, EOFError) as problem:
         said = problem.message if isinstance(problem, RollbackError) else str(problem)
-        yield replace(row, reading=Reading.UNREAD, why=said.replace(f"`{path}`: ", ""),
-                      doubtful=_is_saved(head) or is_safetensors(head))  # fmt: skip
+        yield replace(row, reading=Reading.UNREAD, why=said.replace(f"`{path}`: ", ""), doubtful=_is_doubtful(head))
         return
     walk = walk_states(file.tree)
     states = [one for one in walk.found if one.kind != "bytes"]
     is_read = bool(known or states)
+    if file.container is Container.JSON and not is_read and _is_state_file(path):  # its long members were left out
+        yield replace(row, reading=Reading.UNREAD, why="state as text in a long member", doubtful=True)
+        return
     yield row if is_read else replace(row, reading=Reading.NONE, why="no optimizer and no schedule in it")
     for one in walk.found:
         if not any(one.keys[: len(place)] == place or place[: len(one.keys)] == one.keys for place in known):
             yield from _part(file, row, one)
     if walk.is_cut:
         yield replace(row, reading=Reading.UNREAD, keys=("…",), why="more values than are looked through", doubtful=True)
+
+
+def _is_state_file(path: Path) -> bool:
+    with open_state_file(path) as (fd, size_bytes):
+        pieces = (pread(fd, 2 * _HEAD_BYTES, at) for at in range(0, size_bytes, _HEAD_BYTES))
+        return any(_is_state_text(piece.decode("latin-1")) for piece in pieces)
+
+
+def _is_doubtful(head: bytes) -> bool:
+    return _is_saved(head) or is_safetensors(head) or _is_state_text(head.decode("latin-1"))
 
 
 def _part(file: TorchFile, row: Accounted, one: Found) -> Iterator[Accounted]:
@@ -164,7 +176,8 @@ def _first_bytes(file: TorchFile, value: object) -> bytes:
     """The first bytes of what may hold a file; none where they cannot be found."""
     if isinstance(value, TensorRef) and file.segments:
         with open_state_file(file.path) as (fd, _):
-            return bytes_of_first(fd, file.segments[0], value) or b""
+            place = place_of_elements(fd, file.segments[0], value)
+            return pread(fd, min(place[1], _LEAST_TEXT), place[0]) if place is not None else b""
     if isinstance(value, str):
         return value[:_HEAD_BYTES].encode("latin-1", "replace")
     if isinstance(value, ArrayRef):
@@ -172,14 +185,12 @@ def _first_bytes(file: TorchFile, value: object) -> bytes:
     return bytes(value[:_LEAST_TEXT]) if isinstance(value, (bytes, list, tuple)) else b""
 
 
+# a field of an optimizer or a schedule as JSON, YAML or Python write it
+_STATE_AS_TEXT = re.compile(r"""(?m)(?:^[ \t]*|["'])(?:param_groups|base_lrs|_last_lr|exp_avg|momentum_buffer)["']?\s*:""")
+
+
 def _is_state_text(text: object) -> bool:
-    """Whether state was written into a text as JSON, or the text is too long to tell."""
-    if not isinstance(text, str) or text.lstrip()[:1] not in ("{", "["):
-        return False
-    try:
-        return len(text) > _MOST_TEXT or any(one.kind != "bytes" for one in walk_states(json.loads(text)).found)
-    except (ValueError, RecursionError):
-        return False
+    return isinstance(text, str) and _STATE_AS_TEXT.search(text) is not None
 
 
 _NAMES = {"optimizer": "an optimizer", "scheduler": "a scheduler", "moments": "moments of an optimizer without its groups"}
@@ -188,9 +199,13 @@ _NAMES = {"optimizer": "an optimizer", "scheduler": "a scheduler", "moments": "m
 
 _HEAD_BYTES = 4096
 _LEAST_TEXT = 256
-_MOST_TEXT = 8 * 2**20
 _PICTURES = (b"\x89PNG\r\n", b"\xff\xd8\xff", b"GIF8", b"%PDF", b"RIFF")
-_PACKED = ((b"\x1f\x8b", 31), (b"\x78\x9c", 15))  # gzip, zlib: window bits of `zlib.decompressobj`
+_PACKED: tuple[tuple[bytes, Callable[[], Any]], ...] = (
+    (b"\x1f\x8b", partial(zlib.decompressobj, 31)),  # gzip
+    (b"\x78\x9c", zlib.decompressobj),
+    (b"BZh", bz2.BZ2Decompressor),
+    (b"\xfd7zXZ", lzma.LZMADecompressor),
+)
 
 
 def _known_content(path: Path, head: bytes) -> str | None:
@@ -210,7 +225,7 @@ def _known_content(path: Path, head: bytes) -> str | None:
         return "a vocabulary (SentencePiece)"
     if head[:1] in (b"{", b"[") or _is_saved(head):
         return None
-    return "text" if _is_text(head) and not _is_saved(head) else None
+    return "text" if _is_text(head) and not _is_doubtful(head) else None
 
 
 def _holds_state(path: Path) -> bool:
@@ -271,8 +286,10 @@ def _is_saved(head: bytes) -> bool:
     """Whether bytes begin as something that a loader opens: a torch file, a pickle, an archive; or one packed, or as text."""
     if head.startswith((b"PK\x03\x04", LEGACY_MAGIC)) or _is_pickle(head):
         return len(head) > 2
-    inner = _unpacked(head) or _written_as_text(head)
-    return bool(inner) and _is_saved(inner or b"")
+    inner = _unpacked(head)
+    if inner is None:
+        inner = _written_as_text(head)
+    return inner is not None and (not inner or _is_saved(inner))  # packed, and too little of it is here to tell
 
 
 def _written_as_text(head: bytes) -> bytes | None:
@@ -288,15 +305,12 @@ def _written_as_text(head: bytes) -> bytes | None:
 
 
 def _unpacked(head: bytes) -> bytes | None:
-    """The first bytes of what is packed; None where nothing is."""
-    if head.startswith(b"BZh"):
-        return bz2.BZ2Decompressor().decompress(head)
-    if head.startswith(b"\xfd7zXZ"):
-        return lzma.LZMADecompressor().decompress(head, 64)
-    bits = next((bits for magic, bits in _PACKED if head.startswith(magic)), None)
-    if bits is None:
-        return None
-    try:
-        return zlib.decompressobj(bits).decompress(head, 64)
-    except zlib.error:
-        return None
+    """The first bytes of what is packed, none where they need more than `head`; None where nothing is packed."""
+    for magic, opened in _PACKED:
+        if head.startswith(magic):
+            try:
+                inner: bytes = opened().decompress(head, 64)
+                return inner
+            except (zlib.error, OSError, lzma.LZMAError):
+                return None
+    return None

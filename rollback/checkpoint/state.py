@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 from rollback.checkpoint.layout import Checkpoint
 from rollback.errors import Finding, UnreadableFile
 from rollback.files.pickle_values import ArrayRef, Opaque, TensorRef
-from rollback.files.torch_tree import all_parts_of, plain_number
+from rollback.files.torch_tree import children_of, plain_number
 
 if TYPE_CHECKING:
     from rollback.checkpoint.account import Accounted
@@ -246,7 +246,7 @@ def walk_states(tree: object) -> Walk:
 
 def _parts_of(value: object) -> Iterator[tuple[Any, object]]:
     """The parts of a value; keys of types that no edit can name stay as they are."""
-    yield from value.items() if isinstance(value, dict) else all_parts_of(value) or ()
+    yield from value.items() if isinstance(value, dict) else children_of(value) or ()
 
 
 _CONTAINERS = (dict, list, tuple, Opaque, ArrayRef)
@@ -254,11 +254,11 @@ _LEAST_FILE = 64  # elements of the smallest thing that may hold a file with an 
 
 
 def _may_hold_file(value: object) -> bool:
-    """Whether it is bytes in any form: as such, as text, as an array or vector of bytes, as a list of small numbers."""
+    """Whether it is bytes in any form: as such, as text, as an array or tensor of bytes, as a list of small numbers."""
     if isinstance(value, bytes):
         return True
     if isinstance(value, TensorRef):
-        return value.dtype in ("uint8", "int8") and len(value.shape) == 1 and value.numel >= _LEAST_FILE
+        return value.dtype in ("uint8", "int8") and value.numel >= _LEAST_FILE
     if isinstance(value, ArrayRef):
         return value.content is not None
     if not isinstance(value, (str, list, tuple)) or len(value) < _LEAST_FILE:

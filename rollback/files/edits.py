@@ -15,7 +15,7 @@ from rollback.errors import PlanRefused
 from rollback.files.json_file import Keys
 from rollback.files.pickle_reader import read_pickle
 from rollback.files.pickle_values import Encoding, NumberPlace, StoredFloat, encode_number
-from rollback.files.torch_tree import Container, TorchFile, all_parts_of, place_of, walk_leaves
+from rollback.files.torch_tree import Container, TorchFile, place_of, walk_leaves
 
 
 class WidthChanges(PlanRefused):
@@ -123,7 +123,7 @@ def _check_shared(file: TorchFile, changes: list[NumberChange]) -> None:
                 f"but the plan sets them to {other.value!r} and {change.value!r}", "edit both to the same value",
             )
     edited = {change.keys for change in changes}
-    for leaf in walk_leaves(file.tree, all_parts_of):
+    for leaf in walk_leaves(file.tree):
         place = place_of(leaf.value)
         if place is not None and place in wanted and leaf.keys not in edited:
             raise PlanRefused(
@@ -142,7 +142,7 @@ def compare(file: TorchFile, before: bytes, after: bytes, changes: list[NumberCh
     """Read both pickles and compare every value; raises `PlanRefused` unless exactly `changes` differ."""
     start, limits = _main_pickle_start(file, before), file.limits
     old, new = (
-        {leaf.keys: leaf.value for leaf in walk_leaves(read_pickle(data, start=start, limits=limits).value, all_parts_of)}
+        {leaf.keys: leaf.value for leaf in walk_leaves(read_pickle(data, start=start, limits=limits).value)}
         for data in (before, after)
     )
     inside = {c.keys[depth:]: c for c in changes if c.place.record is None}

@@ -119,6 +119,9 @@ class Opaque:
         attributes = self.state if isinstance(self.state, dict) else {}
         return {**attributes, **self.items}
 
+    def __str__(self) -> str:
+        return self.name
+
 
 @dataclass(frozen=True, slots=True)
 class StorageRef:

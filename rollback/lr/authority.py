@@ -11,7 +11,6 @@ Each writer below is cited by the line of its loader that decides.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -20,14 +19,13 @@ from typing import Any
 
 from rollback.checkpoint.state import CheckpointState, HintKind, LrHint, OptimizerState, SchedulerState, names_lr
 from rollback.files.config_text import ConfigFile
-from rollback.lr.effect import of_first_rank
+from rollback.lr.effect import agrees, last_lrs, of_first_rank
 from rollback.lr.launch_command import changed_command, number_words
 from rollback.lr.launch_config import LaunchConfig
 from rollback.lr.optimizers import assumption_of, why_not_by_lr
 from rollback.lr.oracle import reproduces_saved_lr
 from rollback.lr.rules import SchedulerClass, infer_scheduler_class
 
-_SAME = 1e-6
 _HANDS_OFF = "save it where it is read, as a state dict in a file of torch"
 
 
@@ -154,9 +152,9 @@ def lr_assumptions(state: CheckpointState, evidence: Evidence) -> tuple[str, ...
 
 def _has_optimizer(scheduler: SchedulerState, state: CheckpointState) -> bool:
     """Whether an optimizer is at its LRs, or began with them: of two schedulers that take turns one is at other LRs."""
-    last, base = _last_lrs(scheduler.state), scheduler.state.get("base_lrs")
+    last, base = last_lrs(scheduler.state), scheduler.state.get("base_lrs")
     return last is None or any(
-        _agrees(scheduler.state, [group.get("lr") for group in one.groups])
+        agrees(scheduler.state, [group.get("lr") for group in one.groups])
         or base == [group.get("initial_lr") for group in one.groups]
         for one in state.optimizers
     )
@@ -165,7 +163,7 @@ def _has_optimizer(scheduler: SchedulerState, state: CheckpointState) -> bool:
 def _without_optimizer(scheduler: SchedulerState) -> str:
     where = _place(scheduler.file, scheduler.prefix)
     return (
-        f"no optimizer that was read has the LRs of the scheduler `{where}` ({_shown(_last_lrs(scheduler.state))}): "
+        f"no optimizer that was read has the LRs of the scheduler `{where}` ({_shown(last_lrs(scheduler.state))}): "
         "its optimizer may be saved in another form, which is not edited"
     )
 
@@ -238,9 +236,9 @@ def _ungoverned(optimizer: OptimizerState, state: CheckpointState, scale: float,
             yield _without_scheduler(optimizer, state, scale, evidence)
         return
     lrs = [group.get("lr") for group in optimizer.groups]
-    governing = [s for s in schedulers if _agrees(s.state, lrs)]
+    governing = [s for s in schedulers if agrees(s.state, lrs)]
     if not governing:
-        listed = "; ".join(f"`{_place(s.file, s.prefix)}` {_shown(_last_lrs(s.state))}" for s in schedulers[:4])
+        listed = "; ".join(f"`{_place(s.file, s.prefix)}` {_shown(last_lrs(s.state))}" for s in schedulers[:4])
         yield Doubt(
             seen=f"no saved scheduler is at the LRs of the optimizer in `{_place(optimizer.file, optimizer.prefix)}` "
             f"({_shown(lrs)}): {listed}",
@@ -258,31 +256,6 @@ def _explained_by_two(schedulers: Sequence[SchedulerState], optimizer: Optimizer
     lrs = [group.get("lr") for group in optimizer.groups]
     chains = ({"_schedulers": [one.state, other.state], "_last_lr": lrs} for one, other in permutations(schedulers[:4], 2))
     return any(reproduces_saved_lr(chain, optimizer.groups) is None for chain in chains)
-
-
-def _last_lrs(state: Mapping[str, object]) -> Sequence[object] | None:
-    """The LRs that a scheduler set last; None where it does not keep them."""
-    for name in ("_last_lr", "_last_value"):
-        value = state.get(name)
-        if isinstance(value, list | tuple):
-            return value
-    return (state["hyperparam_value"],) if infer_scheduler_class(state) is SchedulerClass.NEW_BOB else None
-
-
-def _agrees(state: Mapping[str, object], lrs: Sequence[object]) -> bool:
-    """Whether a scheduler is at these LRs; one that keeps no LRs agrees when it has as many base values."""
-    last = _last_lrs(state)
-    if last is None:
-        counts = [len(v) for name in ("base_lrs", "base_values", "min_lrs") if isinstance(v := state.get(name), list | tuple)]
-        return not counts or len(lrs) in counts
-    if len(last) == len(lrs):
-        return all(_is_same(a, b) for a, b in zip(last, lrs, strict=True))
-    # saved flat (FSDP, DCP): parameters with equal fields are one group
-    return all(any(_is_same(a, b) for b in lrs) for a in last) and all(any(_is_same(a, b) for a in last) for b in lrs)
-
-
-def _is_same(a: object, b: object) -> bool:
-    return isinstance(a, int | float) and isinstance(b, int | float) and math.isclose(a, b, rel_tol=_SAME, abs_tol=1e-15)
 
 
 # --- Writers whose next launch does not take its LR from the checkpoint

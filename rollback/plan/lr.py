@@ -457,13 +457,13 @@ def _computed(edited: CheckpointState, state: CheckpointState) -> LrTable | Unkn
     if state.scheduler_unit is None:
         return Unknown("the checkpoint does not record how often the scheduler advances per optimizer step")
     tables: list[LrTable] = []
-    for optimizer, edited_optimizer in optimizers:
+    for pair in optimizers:
         table: LrTable | Unknown = Unknown("no scheduler governs these parameter groups")
         for scheduler, edited_scheduler in zip(state.schedulers, edited.schedulers, strict=True):
-            if scheduler.authoritative and governed_by(scheduler, [(optimizer, edited_optimizer)]):
+            if scheduler.authoritative and any(one is pair for one in governed_by(scheduler, optimizers)):
                 table = next_lrs(
                     edited_scheduler.state,
-                    edited_optimizer.groups,
+                    pair[1].groups,
                     FORECAST_STEPS,
                     scheduler_steps=state.scheduler_unit,
                 )

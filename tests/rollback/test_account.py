@@ -1,6 +1,7 @@
 """Everything in a checkpoint is accounted for: read as state, known as none by its content, or named as not read."""
 
 import base64
+import bz2
 import gzip
 import io
 import json
@@ -54,10 +55,14 @@ UNREAD = {
     "a stream": lambda two: {"d": io.BytesIO(as_bytes(two))},
     "moments alone": lambda two: {"d": {"adam": two["o"]["state"]}},
     "packed bytes": lambda two: {"d": gzip.compress(as_bytes(two))},
+    "bytes packed in one block": lambda two: {"d": bz2.compress(as_bytes({**two, "noise": os.urandom(5000)}))},
     "hexadecimal": lambda two: {"d": as_bytes(two).hex()},
     "base64": lambda two: {"d": base64.b64encode(as_bytes(two)).decode()},
     "a letter a byte": lambda two: {"d": pickle.dumps({"o": {"param_groups": [{"lr": 1.0}] * 3}}, 2).decode("latin-1")},
     "JSON text": lambda two: {"d": json.dumps({"text": "of a length" * 9, "deep": [{"s": two["s"]}]})},
+    "YAML text": lambda two: {"d": "lr: 1.0\n" * 9 + "  param_groups:\n  - lr: 1.0\n"},
+    "Python text": lambda two: {"d": repr({"n": "x" * 90, "s": two["s"]})},
+    "packed bytes as numbers": lambda two: {"d": torch.frombuffer(bytearray(gzip.compress(as_bytes(two))), dtype=torch.uint8)},
     "a vector of bytes": lambda two: {"d": torch.frombuffer(bytearray(as_bytes(two)), dtype=torch.uint8).clone()},
     "an array of bytes": lambda two: {"d": np.frombuffer(as_bytes(two), dtype=np.uint8)},
     "small numbers": lambda two: {"d": list(as_bytes(two))},
@@ -90,8 +95,10 @@ HELD_ALONE = {
     "a random state": lambda: torch.get_rng_state(),
     "an array": lambda: np.arange(500),
     "a long text": lambda: "a sentence about nothing; " * 40,
+    "a name": lambda: b"BZh is no archive" * 9,
     "a hash": lambda: "8004" + "0f" * 62,
-    "settings": lambda: json.dumps({"width": 8, "names": ["a"] * 40}),
+    "settings": lambda: json.dumps({"width": 8, "lr": 1e-3, "names": ["a"] * 40}),
+    "a script": lambda: "for group in optimizer.param_groups:\n    group['lr'] = lr\n" * 9,
     "numbers": lambda: list(range(200)),
 }
 
@@ -139,6 +146,13 @@ def test_a_schedule_whose_optimizer_was_not_found_is_said(tmp_path: Path) -> Non
     assert [text for text in said if "`step_3.pt:q.s` (0.4)" in text]
 
 
+def test_each_of_two_optimizers_is_forecast_by_its_own_schedule(tmp_path: Path) -> None:
+    other = parts(lambda weights, lr: torch.optim.SGD(weights, lr=0.4))
+    torch.save({"step": 3, "optimizers": [parts()["o"], other["o"]], "s": [parts()["s"], other["s"]]}, tmp_path / "step_3.pt")
+    rows = plan_rollback(tmp_path, 3, lr_scale=0.5).expected.next_lrs
+    assert rows is not None and rows[1] == pytest.approx((0.5e-3 * 0.98**4, 0.2 * 0.98**4))
+
+
 def test_an_lr_that_is_not_edited_is_said(tmp_path: Path) -> None:
     torch.save({**parts(), "current_lr": 7e-4, "step": 3}, tmp_path / "step_3.pt")
     said = plan_rollback(tmp_path, 3, lr_scale=0.5).expected.assumed
@@ -169,6 +183,8 @@ def test_every_file_is_accounted_for_by_its_content_and_not_by_its_ending(tmp_pa
     (folder / "picture.pt.png").write_bytes(b"\x89PNG\r\n\x1a\n")
     (folder / "index.bin2").write_bytes(bytes(range(1, 200)))
     (folder / "critic.pt.gz").write_bytes(gzip.compress(as_bytes(parts())))
+    (folder / "critic.yaml").write_text("critic:\n  param_groups:\n  - lr: 1.0\n")
+    (folder / "critic.json").write_text(json.dumps({"critic": {"param_groups": [{"lr": 1.0}], "state": [0.5] * 2000}}))
     (folder / "critic.txt").write_bytes(base64.b64encode(as_bytes(parts())))
     save_file({"w": torch.ones(2)}, folder / "model.safetensors")
     save_file({"exp_avg.w": torch.ones(2)}, folder / "adam.safetensors")
@@ -179,7 +195,9 @@ def test_every_file_is_accounted_for_by_its_content_and_not_by_its_ending(tmp_pa
         "picture.pt.png": (Reading.NONE, False),
         "index.bin2": (Reading.UNREAD, False),
         "critic.pt.gz": (Reading.UNREAD, True),
+        "critic.json": (Reading.UNREAD, True),
         "critic.txt": (Reading.UNREAD, True),
+        "critic.yaml": (Reading.UNREAD, True),
         "model.safetensors": (Reading.NONE, False),
         "adam.safetensors": (Reading.UNREAD, True),
     }
