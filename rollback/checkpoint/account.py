@@ -142,7 +142,7 @@ def _of_file(path: Path, row: Accounted, known: set[Prefix]) -> Iterator[Account
     walk = walk_states(file.tree)
     states = [one for one in walk.found if one.kind != "bytes"]
     is_read = bool(known or states)
-    if file.container is Container.JSON and not is_read and _is_state_file(path):  # its long members were left out
+    if not is_read and _has_long_state(file):
         yield replace(row, reading=Reading.UNREAD, why="state as text in a long member", doubtful=True)
         return
     yield row if is_read else replace(row, reading=Reading.NONE, why="no optimizer and no schedule in it")
@@ -153,14 +153,17 @@ def _of_file(path: Path, row: Accounted, known: set[Prefix]) -> Iterator[Account
         yield replace(row, reading=Reading.UNREAD, keys=("…",), why="more values than are looked through", doubtful=True)
 
 
-def _is_state_file(path: Path) -> bool:
-    with open_state_file(path) as (fd, size_bytes):
+def _has_long_state(file: TorchFile) -> bool:
+    """Whether there is state in the long members of a JSON file, which are not in its tree."""
+    if file.container is not Container.JSON:
+        return False
+    with open_state_file(file.path) as (fd, size_bytes):
         pieces = (pread(fd, 2 * _HEAD_BYTES, at) for at in range(0, size_bytes, _HEAD_BYTES))
         return any(_is_state_text(piece.decode("latin-1")) for piece in pieces)
 
 
 def _is_doubtful(head: bytes) -> bool:
-    return _is_saved(head) or is_safetensors(head) or _is_state_text(head.decode("latin-1"))
+    return any((_is_saved(head), is_safetensors(head), _is_state_text(head.decode("latin-1"))))
 
 
 def _part(file: TorchFile, row: Accounted, one: Found) -> Iterator[Accounted]:
@@ -289,7 +292,9 @@ def _is_saved(head: bytes) -> bool:
     inner = _unpacked(head)
     if inner is None:
         inner = _written_as_text(head)
-    return inner is not None and (not inner or _is_saved(inner))  # packed, and too little of it is here to tell
+    if inner is None:
+        return False
+    return not inner or _is_saved(inner)  # packed, and too little of it is here to tell
 
 
 def _written_as_text(head: bytes) -> bytes | None:

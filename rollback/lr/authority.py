@@ -152,12 +152,12 @@ def lr_assumptions(state: CheckpointState, evidence: Evidence) -> tuple[str, ...
 
 def _has_optimizer(scheduler: SchedulerState, state: CheckpointState) -> bool:
     """Whether an optimizer is at its LRs, or began with them: of two schedulers that take turns one is at other LRs."""
-    last, base = last_lrs(scheduler.state), scheduler.state.get("base_lrs")
-    return last is None or any(
-        agrees(scheduler.state, [group.get("lr") for group in one.groups])
-        or base == [group.get("initial_lr") for group in one.groups]
-        for one in state.optimizers
-    )
+    if last_lrs(scheduler.state) is None:
+        return True
+    begun = [[group.get("initial_lr") for group in one.groups] for one in state.optimizers]
+    if scheduler.state.get("base_lrs") in begun:
+        return True
+    return any(agrees(scheduler.state, [group.get("lr") for group in one.groups]) for one in state.optimizers)
 
 
 def _without_optimizer(scheduler: SchedulerState) -> str:

@@ -153,6 +153,19 @@ def test_each_of_two_optimizers_is_forecast_by_its_own_schedule(tmp_path: Path) 
     assert rows is not None and rows[1] == pytest.approx((0.5e-3 * 0.98**4, 0.2 * 0.98**4))
 
 
+def test_two_schedules_of_one_optimizer_are_no_finding(tmp_path: Path) -> None:
+    """One is stepped after the other, so only the last one is at the LRs of the optimizer."""
+    optimizer = torch.optim.SGD([torch.nn.Parameter(torch.ones(1))], lr=0.1, momentum=0.9)
+    made = [torch.optim.lr_scheduler.LinearLR(optimizer, 0.1), torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.9)]
+    for _ in range(3):
+        optimizer.step()
+        for one in made:
+            one.step()
+    saved = {"step": 3, "o": optimizer.state_dict(), "a": made[0].state_dict(), "b": made[1].state_dict()}
+    torch.save(saved, tmp_path / "step_3.pt")
+    assert [f for f in verify_checkpoint(list_checkpoints(tmp_path)[0]) if f.check == "F5"] == []
+
+
 def test_an_lr_that_is_not_edited_is_said(tmp_path: Path) -> None:
     torch.save({**parts(), "current_lr": 7e-4, "step": 3}, tmp_path / "step_3.pt")
     said = plan_rollback(tmp_path, 3, lr_scale=0.5).expected.assumed
