@@ -38,6 +38,7 @@ from rollback.files.safetensors_file import check_safetensors, list_tensors, rea
 from rollback.files.state_file import read_state_file
 from rollback.files.torch_file import LEGACY_MAGIC, open_state_file
 from rollback.files.torch_tree import Container, TorchFile
+from rollback.files.torch_zip import CHUNK_BYTES
 
 
 class Reading(StrEnum):
@@ -158,7 +159,7 @@ def _has_long_state(file: TorchFile) -> bool:
     if file.container is not Container.JSON:
         return False
     with open_state_file(file.path) as (fd, size_bytes):
-        pieces = (pread(fd, 2 * _HEAD_BYTES, at) for at in range(0, size_bytes, _HEAD_BYTES))
+        pieces = (pread(fd, CHUNK_BYTES + _HEAD_BYTES, at) for at in range(0, size_bytes, CHUNK_BYTES))
         return any(_is_state_text(piece.decode("latin-1")) for piece in pieces)
 
 
@@ -189,11 +190,14 @@ def _first_bytes(file: TorchFile, value: object) -> bytes:
 
 
 # a field of an optimizer or a schedule as JSON, YAML or Python write it
-_STATE_AS_TEXT = re.compile(r"""(?m)(?:^[ \t]*|["'])(?:param_groups|base_lrs|_last_lr|exp_avg|momentum_buffer)["']?\s*:""")
+_STATE_WORDS = ("param_groups", "base_lrs", "_last_lr", "exp_avg", "momentum_buffer")
+_STATE_AS_TEXT = re.compile(rf"""(?m)(?:^[ \t]*|["'])(?:{"|".join(_STATE_WORDS)})["']?\s*:""")
 
 
 def _is_state_text(text: object) -> bool:
-    return isinstance(text, str) and _STATE_AS_TEXT.search(text) is not None
+    if not isinstance(text, str) or not any(word in text for word in _STATE_WORDS):
+        return False
+    return _STATE_AS_TEXT.search(text) is not None
 
 
 _NAMES = {"optimizer": "an optimizer", "scheduler": "a scheduler", "moments": "moments of an optimizer without its groups"}
