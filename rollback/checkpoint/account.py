@@ -7,21 +7,38 @@ Nothing here trusts a name or an ending. What was not read and holds an LR, or m
 
 from __future__ import annotations
 
+import base64
+import binascii
 import bz2
 import lzma
+import re
 import zlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from enum import StrEnum
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 from rollback.checkpoint.layout import Checkpoint, Role
-from rollback.checkpoint.state import CheckpointState, Found, OptimizerState, Prefix, SchedulerState, walk_states
+from rollback.checkpoint.state import (
+    MOMENTS,
+    CheckpointState,
+    Found,
+    OptimizerState,
+    Prefix,
+    SchedulerState,
+    walk_states,
+)
+from rollback.checkpoint.state_digest import place_of_elements
 from rollback.disk import pread
 from rollback.errors import RollbackError
-from rollback.files.safetensors_file import check_safetensors
+from rollback.files.pickle_values import ArrayRef, TensorRef
+from rollback.files.safetensors_file import check_safetensors, list_tensors, read_metadata
 from rollback.files.state_file import read_state_file
 from rollback.files.torch_file import LEGACY_MAGIC, open_state_file
+from rollback.files.torch_tree import Container, TorchFile
+from rollback.files.torch_zip import CHUNK_BYTES
 
 
 class Reading(StrEnum):
@@ -113,39 +130,74 @@ def _of_file(path: Path, row: Accounted, known: set[Prefix]) -> Iterator[Account
         return
     head = b""
     try:
-        with open_state_file(path) as (fd, size_bytes):
-            head = pread(fd, min(size_bytes, _HEAD_BYTES), 0)
+        head = read_head(path)
         known_as = _known_content(path, head)
         if known_as is not None:
             yield replace(row, reading=Reading.NONE, why=known_as)
             return
-        tree = read_state_file(path).tree
+        file = read_state_file(path)
     except (RollbackError, OSError, ValueError, EOFError) as problem:
         said = problem.message if isinstance(problem, RollbackError) else str(problem)
-        yield replace(row, reading=Reading.UNREAD, why=said.replace(f"`{path}`: ", ""), doubtful=_is_saved(head))
+        yield replace(row, reading=Reading.UNREAD, why=said.replace(f"`{path}`: ", ""), doubtful=_is_doubtful(head))
         return
-    walk = walk_states(tree)
+    walk = walk_states(file.tree)
     states = [one for one in walk.found if one.kind != "bytes"]
     is_read = bool(known or states)
+    if not is_read and _has_long_state(file):
+        yield replace(row, reading=Reading.UNREAD, why="state as text in a long member", doubtful=True)
+        return
     yield row if is_read else replace(row, reading=Reading.NONE, why="no optimizer and no schedule in it")
     for one in walk.found:
         if not any(one.keys[: len(place)] == place or place[: len(one.keys)] == one.keys for place in known):
-            yield from _part(row, one)
+            yield from _part(file, row, one)
     if walk.is_cut:
         yield replace(row, reading=Reading.UNREAD, keys=("…",), why="more values than are looked through", doubtful=True)
 
 
-def _part(row: Accounted, one: Found) -> Iterator[Accounted]:
+def _has_long_state(file: TorchFile) -> bool:
+    """Whether there is state in the long members of a JSON file, which are not in its tree."""
+    if file.container is not Container.JSON:
+        return False
+    with open_state_file(file.path) as (fd, size_bytes):
+        pieces = (pread(fd, CHUNK_BYTES + _HEAD_BYTES, at) for at in range(0, size_bytes, CHUNK_BYTES))
+        return any(_is_state_text(piece.decode("latin-1")) for piece in pieces)
+
+
+def _is_doubtful(head: bytes) -> bool:
+    return any((_is_saved(head), is_safetensors(head), _is_state_text(head.decode("latin-1"))))
+
+
+def _part(file: TorchFile, row: Accounted, one: Found) -> Iterator[Accounted]:
+    why = "state saved as bytes or text in it"
     if one.kind != "bytes":
         why = f"{_NAMES[one.kind]} at a place that is not edited"
-        yield replace(row, reading=Reading.UNREAD, keys=one.keys, why=why, doubtful=True)
-        return
-    content = one.value
-    assert isinstance(content, bytes)
-    if not _is_saved(content):
-        return  # text, a hash, a random state: nothing that a loader opens
-    yield replace(row, reading=Reading.UNREAD, keys=one.keys, size_bytes=len(content), why="state saved as bytes in it",
-                  doubtful=True)  # fmt: skip
+    elif not _is_saved(_first_bytes(file, one.value)) and not _is_state_text(one.value):
+        return  # a hash, a random state: nothing that a loader opens
+    yield replace(row, reading=Reading.UNREAD, keys=one.keys, why=why, doubtful=True)
+
+
+def _first_bytes(file: TorchFile, value: object) -> bytes:
+    """The first bytes of what may hold a file; none where they cannot be found."""
+    if isinstance(value, TensorRef) and file.segments:
+        with open_state_file(file.path) as (fd, _):
+            place = place_of_elements(fd, file.segments[0], value)
+            return pread(fd, min(place[1], _LEAST_TEXT), place[0]) if place is not None else b""
+    if isinstance(value, str):
+        return value[:_HEAD_BYTES].encode("latin-1", "replace")
+    if isinstance(value, ArrayRef):
+        value = value.content
+    return bytes(value[:_LEAST_TEXT]) if isinstance(value, (bytes, list, tuple)) else b""
+
+
+# a field of an optimizer or a schedule as JSON, YAML or Python write it
+_STATE_WORDS = ("param_groups", "base_lrs", "_last_lr", "exp_avg", "momentum_buffer")
+_STATE_AS_TEXT = re.compile(rf"""(?m)(?:^[ \t]*|["'])(?:{"|".join(_STATE_WORDS)})["']?\s*:""")
+
+
+def _is_state_text(text: object) -> bool:
+    if not isinstance(text, str) or not any(word in text for word in _STATE_WORDS):
+        return False
+    return _STATE_AS_TEXT.search(text) is not None
 
 
 _NAMES = {"optimizer": "an optimizer", "scheduler": "a scheduler", "moments": "moments of an optimizer without its groups"}
@@ -153,17 +205,23 @@ _NAMES = {"optimizer": "an optimizer", "scheduler": "a scheduler", "moments": "m
 # --- Content that is no state, by its first bytes
 
 _HEAD_BYTES = 4096
+_LEAST_TEXT = 256
 _PICTURES = (b"\x89PNG\r\n", b"\xff\xd8\xff", b"GIF8", b"%PDF", b"RIFF")
-_PACKED = ((b"\x1f\x8b", 31), (b"\x78\x9c", 15))  # gzip, zlib: window bits of `zlib.decompressobj`
+_PACKED: tuple[tuple[bytes, Callable[[], Any]], ...] = (
+    (b"\x1f\x8b", partial(zlib.decompressobj, 31)),  # gzip
+    (b"\x78\x9c", zlib.decompressobj),
+    (b"BZh", bz2.BZ2Decompressor),
+    (b"\xfd7zXZ", lzma.LZMADecompressor),
+)
 
 
 def _known_content(path: Path, head: bytes) -> str | None:
     """What the file is, when it is no state; None when it has to be read as state."""
     if not head:
         return "empty"
-    if head[8:10] == b'{"' and b"\0" in head[:8]:
+    if is_safetensors(head):
         check_safetensors(path)
-        return "tensors alone (safetensors)"
+        return None if _holds_state(path) else "tensors alone (safetensors)"
     if head.startswith(b"\x93NUMPY") and b"'|O'" not in head[:256]:
         return "one array (NumPy)"
     if head.startswith(_PICTURES):
@@ -174,14 +232,19 @@ def _known_content(path: Path, head: bytes) -> str | None:
         return "a vocabulary (SentencePiece)"
     if head[:1] in (b"{", b"[") or _is_saved(head):
         return None
-    return "text" if _is_text(head) else None
+    return "text" if _is_text(head) and not _is_doubtful(head) else None
+
+
+def _holds_state(path: Path) -> bool:
+    """Whether a safetensors file has tensors that are named as moments of an optimizer, or a state in its metadata."""
+    moments = any(MOMENTS & set(re.split(r"[./]", name)) for name, *_ in list_tensors(path))
+    return moments or any(map(_is_state_text, read_metadata(path).values()))
 
 
 def may_be_state(path: Path) -> bool:
     """Whether a file holds anything but text, a log, a picture or a vocabulary."""
     try:
-        with open_state_file(path) as (fd, size_bytes):
-            head = pread(fd, min(size_bytes, _HEAD_BYTES), 0)
+        head = read_head(path)
         return head[:1] not in (b"{", b"[") and _known_content(path, head) is None
     except RollbackError:
         return True
@@ -190,14 +253,32 @@ def may_be_state(path: Path) -> bool:
 def is_saved_file(path: Path) -> bool:
     """Whether a file begins as torch or pickle write it, whatever it is called."""
     try:
-        with open_state_file(path) as (fd, size_bytes):
-            head = pread(fd, min(size_bytes, _HEAD_BYTES), 0)
+        head = read_head(path)
     except RollbackError:
         return False
-    if head.startswith(b"PK\x03\x04"):
-        name_bytes = int.from_bytes(head[26:28], "little")
-        return head[30 : 30 + name_bytes].endswith(b"/data.pkl")  # of all its records torch writes this one first
-    return head.startswith(LEGACY_MAGIC) or (head[:1] == b"\x80" and head[1:2] in b"\x02\x03\x04\x05")
+    return is_torch(head) or _is_pickle(head)
+
+
+def read_head(path: Path) -> bytes:
+    """The first bytes of a file; raises `UnreadableFile`."""
+    with open_state_file(path) as (fd, size_bytes):
+        return pread(fd, min(size_bytes, _HEAD_BYTES), 0)
+
+
+def is_torch(head: bytes) -> bool:
+    """Whether a file that begins so is what torch saved."""
+    name_bytes = int.from_bytes(head[26:28], "little")
+    is_zip = head.startswith(b"PK\x03\x04") and head[30 : 30 + name_bytes].endswith(b"/data.pkl")  # of its records the first
+    return is_zip or head.startswith(LEGACY_MAGIC)
+
+
+def is_safetensors(head: bytes) -> bool:
+    """Whether a file that begins so holds tensors alone."""
+    return head[8:10] == b'{"' and b"\0" in head[:8]
+
+
+def _is_pickle(head: bytes) -> bool:
+    return head[:1] == b"\x80" and head[1:2] in b"\x02\x03\x04\x05"
 
 
 def _is_text(head: bytes) -> bool:
@@ -209,23 +290,36 @@ def _is_text(head: bytes) -> bool:
 
 
 def _is_saved(head: bytes) -> bool:
-    """Whether bytes begin as something that a loader opens: a torch file, a pickle, an archive, or one of these packed."""
-    if head.startswith((b"PK\x03\x04", LEGACY_MAGIC)) or (head[:1] == b"\x80" and head[1:2] in b"\x02\x03\x04\x05"):
+    """Whether bytes begin as something that a loader opens: a torch file, a pickle, an archive; or one packed, or as text."""
+    if head.startswith((b"PK\x03\x04", LEGACY_MAGIC)) or _is_pickle(head):
         return len(head) > 2
-    unpacked = _unpacked(head)
-    return bool(unpacked) and _is_saved(unpacked or b"")
+    inner = _unpacked(head)
+    if inner is None:
+        inner = _written_as_text(head)
+    if inner is None:
+        return False
+    return not inner or _is_saved(inner)  # packed, and too little of it is here to tell
+
+
+def _written_as_text(head: bytes) -> bytes | None:
+    """The first bytes of what was written in hexadecimal digits or in base64; None where nothing was. A hash is shorter."""
+    if len(head) < _LEAST_TEXT:
+        return None
+    for decode in (binascii.unhexlify, partial(base64.b64decode, validate=True)):
+        try:
+            return decode(head[:64])
+        except ValueError:
+            continue
+    return None
 
 
 def _unpacked(head: bytes) -> bytes | None:
-    """The first bytes of what is packed; None where nothing is."""
-    if head.startswith(b"BZh"):
-        return bz2.BZ2Decompressor().decompress(head)
-    if head.startswith(b"\xfd7zXZ"):
-        return lzma.LZMADecompressor().decompress(head, 64)
-    bits = next((bits for magic, bits in _PACKED if head.startswith(magic)), None)
-    if bits is None:
-        return None
-    try:
-        return zlib.decompressobj(bits).decompress(head, 64)
-    except zlib.error:
-        return None
+    """The first bytes of what is packed, none where they need more than `head`; None where nothing is packed."""
+    for magic, opened in _PACKED:
+        if head.startswith(magic):
+            try:
+                inner: bytes = opened().decompress(head, 64)
+                return inner
+            except (zlib.error, OSError, lzma.LZMAError):
+                return None
+    return None

@@ -18,7 +18,6 @@ from rollback.disk import RemoteView
 from rollback.errors import CheckpointNotFound, UnreadableFile
 
 MAX_ENTRIES = 200_000
-MAX_LEVELS = 6
 
 # what scripts call a file of `torch.save`; SlowFast writes .pyth, AllenNLP and Demucs .th
 TORCH_ENDINGS = "pt|pth|ckpt|pkl|bin|tar|pyth|th|chkpt|ckp|mdl|state|checkpoint"
@@ -88,11 +87,11 @@ class Checkpoint:
     """One checkpoint as its names tell it.
 
     `step` counts completed optimizer steps, None when it is not known yet; `step_source` says where it comes from
-    ("name", "manifest", "counters", "guard", "number in the name", "unknown"). `strays` are paths relative to `path`
-    ("../x" for a sibling that the loader would consider). `abandoned` is the id of the rollback that moved it away; `launch`
-    the launch that saved it, where a manifest says so. `written` are the files that its own save wrote, by the manifest of
-    that save; None where no save has told. `twins` are the abandoned checkpoints of the same step, in words, where the step
-    alone chose this one.
+    ("name", "manifest", "counters", "guard", "number in the name", "scheduler", "unknown"). `strays` are paths relative to
+    `path` ("../x" for a sibling that the loader would consider). `abandoned` is the id of the rollback that moved it away;
+    `launch` the launch that saved it, where a manifest says so. `written` are the files that its own save wrote, by the
+    manifest of that save; None where no save has told. `twins` are the abandoned checkpoints of the same step, in words,
+    where the step alone chose this one.
     `trains`: an optimizer or a scheduler was found in it; None where that was not looked at.
     """
 
@@ -129,8 +128,11 @@ class Checkpoint:
         return self.path.parent if self.single_file else self.path
 
 
-def scan_entries(path: Path, *, levels: int = MAX_LEVELS) -> tuple[DirectoryEntry, ...]:
-    """All entries below a directory, sorted by path, links not followed; `UnreadableFile` above MAX_ENTRIES."""
+def scan_entries(path: Path, *, levels: int | None = None) -> tuple[DirectoryEntry, ...]:
+    """All entries below a directory, at every level or in the first `levels`, sorted by path, links not followed.
+
+    Raises `UnreadableFile` above MAX_ENTRIES.
+    """
     entries: list[DirectoryEntry] = []
     todo: list[tuple[str, int]] = [("", 0)]
     while todo:
@@ -144,7 +146,7 @@ def scan_entries(path: Path, *, levels: int = MAX_LEVELS) -> tuple[DirectoryEntr
         for child in children:
             entry = _entry(prefix + child.name, child)
             entries.append(entry)
-            if entry.kind is FileType.DIRECTORY and level + 1 < levels:
+            if entry.kind is FileType.DIRECTORY and (levels is None or level + 1 < levels):
                 todo.append((entry.path + "/", level + 1))
         if len(entries) > MAX_ENTRIES:
             raise UnreadableFile(f"`{path}` holds more than {MAX_ENTRIES} entries: that is not a plausible checkpoint")
@@ -221,10 +223,14 @@ def saved_number(name: str) -> int | None:
 _COUNTED = re.compile(r"(?i)(?:steps?|iter|iters|iterations?|updates?)[-_=.]?(\d{1,15})(?!\d)")
 
 
+_DATE = re.compile(r"(?<!\d)20\d\d([-_.]?)(?:0[1-9]|1[0-2])\1(?:0[1-9]|[12]\d|3[01])"
+                   r"(?:[T_ -]*(?:[01]\d|2[0-3])([-_:.]?)[0-5]\d(?:\2[0-5]\d)?)?(?!\d)")  # fmt: skip
+
+
 def number_in_name(name: str) -> int | None:
-    """The step that a name may mean: the number after a word for steps, else the last one; ranks and shards left out."""
+    """The step that a name may mean: the number after a word for steps, else the last one; dates, ranks and shards left out."""
     counted = _COUNTED.findall(name)
-    numbers = counted or [number for number in saved_numbers(name) if len(number) <= 15]
+    numbers = counted or [number for number in saved_numbers(_DATE.sub("", name)) if len(number) <= 15]
     return int(numbers[-1]) if numbers else None
 
 

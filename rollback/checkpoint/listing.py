@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterable, Mapping, Sequence, Set
+from collections.abc import Container, Iterable, Mapping, Sequence, Set
 from dataclasses import replace
 from pathlib import Path
 
@@ -31,7 +31,7 @@ from rollback.checkpoint.layout import (
     scan_entries,
 )
 from rollback.checkpoint.manifest import Manifest, is_count, is_manifest_name, read_manifest
-from rollback.checkpoint.state import CheckpointState
+from rollback.checkpoint.state import CheckpointState, last_epoch_of
 from rollback.disk import RemoteView
 from rollback.errors import (
     CheckpointNotFound,
@@ -43,7 +43,7 @@ from rollback.errors import (
 )
 
 _ABANDONED_DIR = "abandoned"
-_COPY = re.compile(r"(?:checkpoint|step|opt_step|global_step)?[-_]?\d+[^\d/][^\d/]*")
+_COPY = re.compile(r"(?P<original>(?:checkpoint|step|opt_step|global_step)?[-_]?\d+)[^\d/][^\d/]*")
 
 
 def find_format(name: str, entries: Sequence[DirectoryEntry]) -> CheckpointFormat | None:
@@ -156,8 +156,10 @@ def list_unrecognised(root: Path | str, listed: Iterable[Checkpoint]) -> tuple[s
         return ()
     root = Path(os.path.abspath(root))
     known = {name for one in listed if one.abandoned is None for name in one.names}
-    described = _checkpoints_in(root, None)  # weights alone, or what `verify` finds damaged
-    known |= {one.path.name for one in described if format_of(one).is_checkpoint_name(one.path.name)}
+    for one in _checkpoints_in(root, None):
+        is_called_so = one.path.name not in known and format_of(one).is_checkpoint_name(one.path.name)
+        if is_called_so and _with_counted_step(one).trains is False:
+            known.add(one.path.name)  # weights alone; what cannot be read is said
     known |= {one.path.name for one in list_rolling(root)}
     rest = [entry for entry in _entries_of(root) if entry.name not in known and not entry.name.startswith(".")]
     return tuple(entry.name for entry in rest if entry.kind is not FileType.LINK and _may_be_state(root, entry))
@@ -222,12 +224,14 @@ def list_root_strays(root: Path | str) -> tuple[str, ...]:
     """Names directly below `root` that look like a leftover or a copy of a checkpoint."""
     root = Path(root)
     names = [entry.name for entry in _entries_of(root)]
-    return tuple(name for name in names if is_leftover(name) or is_checkpoint_copy(name))
+    return tuple(name for name in names if is_leftover(name) or is_checkpoint_copy(name, names))
 
 
-def is_checkpoint_copy(name: str) -> bool:
-    """Whether a name has a step with something after it: `30500.orig`, `step-500_keep`."""
-    return _COPY.fullmatch(name) is not None and not any(known.is_checkpoint_name(name) for known in FORMATS)
+def is_checkpoint_copy(name: str, names: Container[str]) -> bool:
+    """Whether it is called as another one of `names`, which is a step, with something after it: `step-500_keep`."""
+    found = _COPY.fullmatch(name)
+    is_copy = found is not None and found["original"] in names
+    return is_copy and not any(known.is_checkpoint_name(name) for known in FORMATS)
 
 
 _OTHER_STATE = re.compile(r"(?i)best|final|average|ema|swa")  # written for another purpose than to go on from
@@ -248,9 +252,11 @@ def is_copy_of_newest(name: str) -> bool:
 
 def _checkpoints_in(root: Path, abandoned: str | None) -> list[Checkpoint]:
     found: list[Checkpoint] = []
-    for entry in _entries_of(root):
+    entries = _entries_of(root)
+    names = {entry.name for entry in entries}
+    for entry in entries:
         name = entry.name
-        if is_leftover(name) or is_checkpoint_copy(name):
+        if is_leftover(name) or is_checkpoint_copy(name, names):
             continue
         if entry.kind in (FileType.DIRECTORY, FileType.LINK, FileType.FILE):
             checkpoint = _describe(root / name, abandoned=abandoned)
@@ -353,7 +359,10 @@ def _step_of(known: CheckpointFormat, name: str, manifest: Manifest | None) -> t
 
 
 def _with_counted_step(checkpoint: Checkpoint) -> Checkpoint:
-    """The step by the counters, else by the guard's record, else by a number in the name; not with strays, refused first."""
+    """The step by the counters, else by the guard's record, else by a number in the name, else as its schedulers count.
+
+    Not with strays, which are refused first.
+    """
     if checkpoint.step is not None or checkpoint.strays:
         return checkpoint
     try:
@@ -370,7 +379,11 @@ def _with_counted_step(checkpoint: Checkpoint) -> Checkpoint:
         if is_count(step):
             return replace(checkpoint, step=step, step_source="guard")
     number = number_in_name(checkpoint.path.name) if trains else None
-    return checkpoint if number is None else replace(checkpoint, step=number, step_source="number in the name")
+    if number is not None:
+        return replace(checkpoint, step=number, step_source="number in the name")
+    counted = {last_epoch_of(one.state) for one in state.schedulers}
+    count = counted.pop() if len(counted) == 1 else None
+    return replace(checkpoint, step=count, step_source="scheduler") if is_count(count) else checkpoint
 
 
 def _with_parts(checkpoint: Checkpoint, beside: Mapping[str, int] | None = None) -> Checkpoint:

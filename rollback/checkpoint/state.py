@@ -19,8 +19,8 @@ from typing import TYPE_CHECKING, Any
 
 from rollback.checkpoint.layout import Checkpoint
 from rollback.errors import Finding, UnreadableFile
-from rollback.files.pickle_values import Opaque, TensorRef
-from rollback.files.torch_tree import plain_number
+from rollback.files.pickle_values import ArrayRef, Opaque, TensorRef
+from rollback.files.torch_tree import children_of, plain_number
 
 if TYPE_CHECKING:
     from rollback.checkpoint.account import Accounted
@@ -207,7 +207,7 @@ def is_optimizer(value: object) -> bool:
 class Found:
     """One thing in a tree: its key path, and whether it is an "optimizer", a "scheduler", "moments" or "bytes".
 
-    Moments are the tensors of an optimizer that were saved without its groups.
+    Moments are the tensors of an optimizer that were saved without its groups. Bytes are whatever may hold a file.
     """
 
     keys: Prefix
@@ -231,7 +231,7 @@ def walk_states(tree: object) -> Walk:
     is_cut = False
     while todo and len(seen) <= _MAX_SEARCHED:
         prefix, value = todo.popleft()
-        if id(value) in seen or not isinstance(value, (dict, list, tuple, bytes, Opaque)):
+        if id(value) in seen or not (isinstance(value, _CONTAINERS) or _may_hold_file(value)):
             continue
         seen.add(id(value))
         kind = _kind_of(value)
@@ -245,18 +245,29 @@ def walk_states(tree: object) -> Walk:
 
 
 def _parts_of(value: object) -> Iterator[tuple[Any, object]]:
-    if isinstance(value, Opaque):
-        yield from value.children().items()
-        named = value.state if isinstance(value.state, tuple) else ()
-        yield from enumerate((*value.elements, *value.args, *named))
-    elif isinstance(value, dict):
-        yield from value.items()
-    elif isinstance(value, (list, tuple)):
-        yield from enumerate(value)
+    """The parts of a value; keys of types that no edit can name stay as they are."""
+    yield from value.items() if isinstance(value, dict) else children_of(value) or ()
+
+
+_CONTAINERS = (dict, list, tuple, Opaque, ArrayRef)
+_LEAST_FILE = 64  # elements of the smallest thing that may hold a file with an optimizer
+
+
+def _may_hold_file(value: object) -> bool:
+    """Whether it is bytes in any form: as such, as text, as an array or tensor of bytes, as a list of small numbers."""
+    if isinstance(value, bytes):
+        return True
+    if isinstance(value, TensorRef):
+        return value.dtype in ("uint8", "int8") and value.numel >= _LEAST_FILE
+    if isinstance(value, ArrayRef):
+        return value.content is not None
+    if not isinstance(value, (str, list, tuple)) or len(value) < _LEAST_FILE:
+        return False
+    return isinstance(value, str) or all(isinstance(part, int) and 0 <= part < 256 for part in value)
 
 
 def _kind_of(value: object) -> str | None:
-    if isinstance(value, bytes):
+    if _may_hold_file(value):
         return "bytes"
     if not isinstance(value, (dict, Opaque)):
         return None
@@ -267,14 +278,14 @@ def _kind_of(value: object) -> str | None:
     return "moments" if _is_moments(value) else None
 
 
-_MOMENTS = frozenset({"exp_avg", "exp_avg_sq", "momentum_buffer", "square_avg", "exp_inf", "exp_avg_sq_row", "state1"})
+MOMENTS = frozenset({"exp_avg", "exp_avg_sq", "momentum_buffer", "square_avg", "exp_inf", "exp_avg_sq_row", "state1"})
 
 
 def _is_moments(value: object) -> bool:
     """Whether it maps each parameter to the tensors that an optimizer keeps for it."""
     entries = list((as_mapping(value) or {}).values())
     first = as_mapping(entries[0]) if entries else None
-    if first is None or not _MOMENTS & {key for key in first if isinstance(key, str)}:
+    if first is None or not MOMENTS & {key for key in first if isinstance(key, str)}:
         return False
     return any(isinstance(part, TensorRef) for part in first.values())
 

@@ -62,19 +62,33 @@ def _entries(state: object) -> Iterator[dict[object, object]]:
             yield dict(as_mapping(kept.get(parameter)) or {})
 
 
-def bytes_of_first(fd: int, segment: PickleSegment, tensor: TensorRef) -> bytes | None:
-    """The first elements of a tensor in the order of its indices."""
-    size = item_size(tensor.dtype)
-    if segment.layout is None or segment.record is None or segment.big_endian or tensor.storage is None or not size:
+def place_of_storage(fd: int, segment: PickleSegment, tensor: TensorRef) -> tuple[int, int] | None:
+    """(offset in the file, bytes) of the storage of a tensor of a torch zip; None where it cannot be read as it lies there."""
+    if segment.layout is None or segment.record is None or tensor.storage is None or not item_size(tensor.dtype):
         return None
     record = segment.layout.find(f"{segment.record.name.removesuffix('data.pkl')}data/{tensor.storage.key}")
     if record is None or not record.stored:
         return None
-    begin = data_offset(fd, segment.layout, record)
+    return data_offset(fd, segment.layout, record), record.size_bytes
+
+
+def place_of_elements(fd: int, segment: PickleSegment, tensor: TensorRef) -> tuple[int, int] | None:
+    """As `place_of_storage`, of the elements of a tensor that lies in one piece."""
+    found, size = place_of_storage(fd, segment, tensor), item_size(tensor.dtype) or 0
+    start, num_bytes = tensor.storage_offset * size, tensor.numel * size
+    return None if found is None or start + num_bytes > found[1] else (found[0] + start, num_bytes)
+
+
+def bytes_of_first(fd: int, segment: PickleSegment, tensor: TensorRef) -> bytes | None:
+    """The first elements of a tensor in the order of its indices."""
+    found, size = place_of_storage(fd, segment, tensor), item_size(tensor.dtype) or 0
+    if found is None or segment.big_endian:
+        return None
+    begin, num_bytes = found
     raw = b""
     for index in islice(product(*map(range, tensor.shape)), NUM_ELEMENTS):
         at = tensor.storage_offset + sum(i * step for i, step in zip(index, tensor.stride, strict=True))
-        if (at + 1) * size > record.size_bytes:
+        if (at + 1) * size > num_bytes:
             return None
         raw += read_at(fd, begin + at * size, size)
     return raw

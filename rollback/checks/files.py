@@ -14,18 +14,20 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from rollback.checkpoint.account import is_safetensors, is_torch, read_head
 from rollback.checkpoint.layout import Checkpoint, FileType, scan_entries
 from rollback.checkpoint.state import OptimizerState, as_mapping, find_states
+from rollback.checkpoint.state_digest import place_of_elements
 from rollback.disk import pread
 from rollback.disk.content import ByteProgress, ChecksumTarget, wrong_checksums
 from rollback.errors import Finding, RollbackError, Severity, UnknownFormat, UnreadableFile
 from rollback.files.dcp_file import METADATA_NAME, read_dcp_index
 from rollback.files.json_file import json_parts
-from rollback.files.pickle_values import TensorRef, item_size
+from rollback.files.pickle_values import TensorRef
 from rollback.files.safetensors_file import check_safetensors
 from rollback.files.state_file import read_state_file
 from rollback.files.torch_file import LEGACY_MAGIC, describe_foreign, naming, open_state_file
-from rollback.files.torch_tree import PickleSegment, TorchFile
+from rollback.files.torch_tree import TorchFile
 from rollback.files.torch_zip import (
     LOCAL_HEADER,
     MAX_DEFLATED_BYTES,
@@ -169,16 +171,9 @@ def holds_state(path: Path) -> bool:
     if path.is_dir():
         inner = [entry for entry in scan_entries(path, levels=2) if entry.kind is FileType.FILE]
         return any(holds_state(path / entry.path) for entry in inner)
-    with open_state_file(path) as (fd, _), naming(path):
-        head = pread(fd, 512, 0)
-    if head.startswith(b"PK\x03\x04"):
-        name_bytes = int.from_bytes(head[26:28], "little")
-        name = head[LOCAL_HEADER.size : LOCAL_HEADER.size + name_bytes]
-        return name.endswith(b"/data.pkl")  # of all its records torch writes this one first
-    if head.startswith(LEGACY_MAGIC):
+    head = read_head(path)
+    if is_torch(head) or is_safetensors(head):
         return True
-    if head[8:10] == b'{"':
-        return b'"dtype"' in head or head.startswith(b'{"__metadata__"', 8)  # safetensors
     if head[:1] != b"\x80":
         return False
     try:
@@ -239,18 +234,6 @@ def _samples(file: TorchFile, optimizer: OptimizerState) -> Iterator[tuple[bytes
     ]
     with open_state_file(file.path) as (fd, _):
         for tensor in tensors[:TENSORS_A_FILE]:
-            place = _place(fd, file.segments[0], tensor)
-            if place is not None:
-                yield read_at(fd, *place), tensor.dtype
-
-
-def _place(fd: int, segment: PickleSegment, tensor: TensorRef) -> tuple[int, int] | None:
-    size = item_size(tensor.dtype)
-    if segment.layout is None or segment.record is None or tensor.storage is None or not size:
-        return None
-    record = segment.layout.find(f"{segment.record.name.removesuffix('data.pkl')}data/{tensor.storage.key}")
-    start = tensor.storage_offset * size
-    if record is None or not record.stored or start + tensor.numel * size > record.size_bytes:
-        return None
-    count = min(tensor.numel * size, SAMPLE_BYTES) // size * size
-    return data_offset(fd, segment.layout, record) + start, count
+            place = place_of_elements(fd, file.segments[0], tensor)
+            if place is not None:  # a sample is a whole number of elements of every type
+                yield read_at(fd, place[0], min(place[1], SAMPLE_BYTES)), tensor.dtype

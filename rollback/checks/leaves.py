@@ -30,7 +30,7 @@ from rollback.files.edits import dotted
 from rollback.files.pickle_values import ArrayRef, Global, Opaque, TensorRef
 from rollback.files.safetensors_file import read_metadata
 from rollback.files.state_file import read_state_file
-from rollback.files.torch_tree import Container, all_parts_of, walk_leaves
+from rollback.files.torch_tree import Container, walk_leaves
 
 OURS = {IDENTITY_KEY, IDENTITY_CALLBACK}  # what a guard keeps in a checkpoint
 CHUNK_BYTES = 1 << 20
@@ -227,7 +227,7 @@ class _Reader:
             if file.container is Container.JSON:  # of which long members were left out
                 tree = json.loads(read_bounded(path, MOST_TEXT_BYTES))
         tensors = dict(pieces_in(path))
-        for leaf in walk_leaves(tree, all_parts_of):
+        for leaf in walk_leaves(tree):
             if leaf.keys not in tensors:
                 yield dotted(leaf.keys), self._plain(leaf.value)
             elif isinstance(leaf.value, int | float):

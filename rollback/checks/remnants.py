@@ -27,10 +27,9 @@ from rollback.checkpoint.layout import (
 )
 from rollback.checks.files import damage, examine_file
 from rollback.checks.verify import STATE_SUFFIXES, passes, verify_checkpoint
-from rollback.errors import Finding, RollbackError, Severity
+from rollback.errors import Finding, RollbackError
 from rollback.files.state_file import read_state_file
 
-_SAVED_ALONE = (".pt", ".pth", ".ckpt")  # endings under which nothing else is kept than what torch saved
 _OF_STATE = (*STATE_SUFFIXES, ".json", ".yaml", ".metadata")  # pictures and notes are no part of a save
 _ONE_LEVEL, _TWO_LEVELS = 1, 2
 
@@ -78,7 +77,7 @@ def find_remnants(root: Path, listed: Iterable[Checkpoint], than: Checkpoint) ->
 
 
 def remnant_findings(root: Path, listed: Sequence[Checkpoint]) -> list[Finding]:
-    """F2 and F3 for the remnants in `root`, and a warning for other torch files there that cannot be read."""
+    """F2 and F3 for the remnants in `root`."""
     present = [one for one in listed if one.abandoned is None]
     known = {name for one in present for name in one.names}
     forms = {_Name.of(name).form: one for one in present for name in one.names}
@@ -92,25 +91,6 @@ def remnant_findings(root: Path, listed: Sequence[Checkpoint]) -> list[Finding]:
             words = f"{words}; a save that was cut leaves this, and a loader that takes the newest name takes it"
             finding = damage(entry.name, words, "move it elsewhere; a rollback to an earlier step moves it, too")
             found.append(finding._replace(check=check))
-    named = {finding.path for finding in found}
-    return found + [
-        damage(name, words, "move it elsewhere, or restore it")._replace(severity=Severity.WARN)
-        for name, words in unreadable_beside(root, listed).items()
-        if name not in named
-    ]
-
-
-def unreadable_beside(root: Path, listed: Sequence[Checkpoint]) -> dict[str, str]:
-    """Torch files in `root` that are no checkpoints and cannot be read, and why: by an ending that its checkpoints have."""
-    present = [one for one in listed if one.abandoned is None]
-    known = {name for one in present for name in one.names}
-    endings = {*_SAVED_ALONE, *(one.path.suffix for one in present if one.single_file)}
-    found = {}
-    for entry in scan_entries(root, levels=_ONE_LEVEL) if root.is_dir() else ():
-        if entry.kind is FileType.FILE and entry.name not in known and Path(entry.name).suffix in endings:
-            problems, _ = ([], None) if is_leftover(entry.name) else examine_file(root / entry.name, entry.name, full=False)
-            if problems:
-                found[entry.name] = problems[0].message
     return found
 
 

@@ -12,6 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from rollback.checkpoint.account import Reading
 from rollback.checkpoint.state import CheckpointState, OptimizerState, SchedulerState, last_epoch_of
 from rollback.errors import GO_BACK, WRONG_FILE, Finding, Severity
+from rollback.lr.effect import agrees
 from rollback.lr.rules import FOREIGN, infer_scheduler_class
 
 LR_TOLERANCE = 1e-6  # relative: float32 tensors hold seven digits
@@ -155,7 +156,10 @@ def check_lrs(state: CheckpointState) -> Iterator[Finding]:
     else:
         return  # which scheduler drives which optimizer is not stored
     for scheduler, optimizer in pairs:
-        yield from _compare_lrs(scheduler, optimizer)
+        lrs = [group.get("lr") for group in optimizer.groups]
+        others = [one for one, its in pairs if its is optimizer and one is not scheduler]
+        if not any(agrees(one.state, lrs) for one in others):  # else that one was stepped after it, or in its turn
+            yield from _compare_lrs(scheduler, optimizer)
 
 
 def _compare_lrs(scheduler: SchedulerState, optimizer: OptimizerState) -> Iterator[Finding]:

@@ -24,6 +24,7 @@ from pathlib import Path
 
 from rollback.checkpoint.layout import Checkpoint
 from rollback.checkpoint.state import OptimizerState, find_states
+from rollback.checkpoint.state_digest import place_of_elements
 from rollback.disk import RemoteView, pread
 from rollback.errors import Finding, RollbackError, Severity
 from rollback.files.dcp_file import METADATA_NAME, DcpChunk, DcpEntry, read_dcp_index
@@ -34,7 +35,6 @@ from rollback.files.safetensors_file import list_tensors
 from rollback.files.state_file import read_state_file
 from rollback.files.torch_file import open_state_file, read_zip_segment
 from rollback.files.torch_tree import LeafKind, PickleSegment, TorchFile
-from rollback.files.torch_zip import ZipRecord, data_offset
 
 CHUNK_BYTES = 4 << 20  # a multiple of every element's size
 WIDE, HALF = b"\x7f\xff", b"\x7c\x7d\x7e\x7f\xfc\xfd\xfe\xff"  # highest bytes of elements that are not finite
@@ -180,10 +180,9 @@ def _in_tree(file: TorchFile) -> Iterator[tuple[Keys, TensorRef, TensorPlace | N
     """Each tensor of a torch file, with its place if its elements are in one piece."""
     segment = file.segments[0] if len(file.segments) == 1 else None
     with open_state_file(file.path) as (fd, _):
-        records = {} if segment is None else _records_of(segment)
         for leaf in file.leaves():
             if isinstance(leaf.value, TensorRef):
-                place = None if segment is None else _place(fd, segment, records, leaf.keys, leaf.value)
+                place = None if segment is None else _place(fd, segment, leaf.keys, leaf.value)
                 yield leaf.keys, leaf.value, place
 
 
@@ -199,29 +198,16 @@ def _read_entry(fd: int, keys: Keys, chunk: DcpChunk) -> tuple[object, TensorPla
     """The value of one chunk, and the place of a tensor in one piece."""
     content, segment = read_zip_segment(fd, chunk.offset, chunk.length, index=0)
     tensor = content.value
-    return tensor, _place(fd, segment, _records_of(segment), keys, tensor) if isinstance(tensor, TensorRef) else None
+    return tensor, _place(fd, segment, keys, tensor) if isinstance(tensor, TensorRef) else None
 
 
-def _records_of(segment: PickleSegment) -> dict[str, ZipRecord]:
-    return {record.name: record for record in (segment.layout.records if segment.layout is not None else ())}
-
-
-def _place(
-    fd: int, segment: PickleSegment, records: dict[str, ZipRecord], keys: Keys, tensor: TensorRef
-) -> TensorPlace | None:
+def _place(fd: int, segment: PickleSegment, keys: Keys, tensor: TensorRef) -> TensorPlace | None:
     """The place of a tensor that lies in one piece; None for any other."""
-    size = item_size(tensor.dtype)
-    if tensor.storage is None or segment.layout is None or segment.record is None:
-        return None
     reach = 1 + sum((count - 1) * abs(step) for count, step in zip(tensor.shape, tensor.stride, strict=True))
-    record = records.get(f"{segment.record.name.removesuffix('data.pkl')}data/{tensor.storage.key}")
-    if size is None or record is None or not record.stored or segment.big_endian or reach != tensor.numel:
+    found = place_of_elements(fd, segment, tensor)
+    if found is None or segment.big_endian or reach != tensor.numel:
         return None
-    start = tensor.storage_offset * size
-    if start + tensor.numel * size > record.size_bytes:
-        return None
-    offset = data_offset(fd, segment.layout, record) + start
-    return TensorPlace(keys=keys, dtype=tensor.dtype, shape=tensor.shape, offset=offset, num_bytes=tensor.numel * size)
+    return TensorPlace(keys=keys, dtype=tensor.dtype, shape=tensor.shape, offset=found[0], num_bytes=found[1])
 
 
 # --- places, for who compares two files

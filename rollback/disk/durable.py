@@ -14,7 +14,7 @@ import functools
 import os
 import re
 import stat
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -100,6 +100,17 @@ def is_there(path: Path) -> bool:
     return True
 
 
+@contextlib.contextmanager
+def named(path: Path) -> Iterator[None]:
+    """Errors of calls that know a descriptor alone, such as a full disk, name the file."""
+    try:
+        yield
+    except OSError as problem:
+        if problem.filename is None:
+            problem.filename = str(path)
+        raise
+
+
 class Disk:
     """The real filesystem. Raises `OSError` as the kernel does; interrupted calls are repeated by Python (PEP 475)."""
 
@@ -122,10 +133,11 @@ class Disk:
         self.point("open", path)
         descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
         try:
-            self.write_all(descriptor, content, path)
-            if durable:
-                self.point("fsync", path)
-                os.fsync(descriptor)
+            with named(path):
+                self.write_all(descriptor, content, path)
+                if durable:
+                    self.point("fsync", path)
+                    os.fsync(descriptor)
         finally:
             os.close(descriptor)
 
@@ -182,7 +194,7 @@ class Disk:
     def copy_new(self, source: Path, target: Path) -> None:
         """Copy the bytes of `source` into `target`, which must not exist; durable."""
         self.point("open", target)
-        with source.open("rb", buffering=0) as reader, target.open("xb", buffering=0) as writer:
+        with source.open("rb", buffering=0) as reader, target.open("xb", buffering=0) as writer, named(target):
             self.point("write", target)
             if not reflink(reader.fileno(), writer.fileno()):
                 _copy_range(reader.fileno(), writer.fileno(), range(os.fstat(reader.fileno()).st_size), 0)
@@ -403,19 +415,20 @@ def write_new(destination: Path, source: Path, pieces: Sequence[Piece], source_f
     mode = os.stat(source).st_mode & 0o7777
     fd = os.open(destination, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, mode)
     try:
-        os.fchmod(fd, mode)
-        cloned = source_fd >= 0 and reflink(source_fd, fd)
-        at = 0
-        for piece in pieces:
-            if isinstance(piece, bytes):
-                REAL_DISK.write_at(fd, at, piece, destination)
-                at += len(piece)
-            elif not cloned or piece.start != at:
-                at = _copy_range(source_fd, fd, piece, at)
-            else:
-                at += len(piece)
-        os.ftruncate(fd, at)
-        os.fsync(fd)
+        with named(destination):
+            os.fchmod(fd, mode)
+            cloned = source_fd >= 0 and reflink(source_fd, fd)
+            at = 0
+            for piece in pieces:
+                if isinstance(piece, bytes):
+                    REAL_DISK.write_at(fd, at, piece, destination)
+                    at += len(piece)
+                elif not cloned or piece.start != at:
+                    at = _copy_range(source_fd, fd, piece, at)
+                else:
+                    at += len(piece)
+            os.ftruncate(fd, at)
+            os.fsync(fd)
     finally:
         os.close(fd)
 

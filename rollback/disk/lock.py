@@ -16,6 +16,7 @@ from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+from rollback.disk.durable import named
 from rollback.errors import Refused
 
 _NO_FLOCK = frozenset({errno.ENOLCK, errno.ENOSYS, errno.ENOTSUP, errno.EOPNOTSUPP, errno.EINVAL})
@@ -55,7 +56,7 @@ def hold_lock(path: Path) -> Iterator[None]:
     descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
     try:
         if _flock(descriptor, path):
-            _write_owner(descriptor)
+            _write_owner(descriptor, path)
             yield
             return
     finally:
@@ -87,7 +88,7 @@ def _exclusive_file(path: Path) -> Iterator[None]:
                 raise _locked(owner, path, breakable=True) from None
             path.unlink(missing_ok=True)
     try:
-        _write_owner(descriptor)
+        _write_owner(descriptor, path)
         os.close(descriptor)
         yield
     finally:
@@ -100,9 +101,10 @@ def _locked(owner: Owner | None, path: Path, *, breakable: bool) -> Locked:
     return Locked(f"{who} is changing the checkpoints of this run (lock `{path}`)", remedy=way)
 
 
-def _write_owner(descriptor: int) -> None:
-    os.ftruncate(descriptor, 0)
-    os.pwrite(descriptor, json.dumps(asdict(Owner.me())).encode(), 0)
+def _write_owner(descriptor: int, path: Path) -> None:
+    with named(path):
+        os.ftruncate(descriptor, 0)
+        os.pwrite(descriptor, json.dumps(asdict(Owner.me())).encode(), 0)
 
 
 def _read_owner(path: Path) -> Owner | None:

@@ -119,6 +119,9 @@ class Opaque:
         attributes = self.state if isinstance(self.state, dict) else {}
         return {**attributes, **self.items}
 
+    def __str__(self) -> str:
+        return self.name
+
 
 @dataclass(frozen=True, slots=True)
 class StorageRef:
@@ -157,12 +160,14 @@ class TensorRef:
 class ArrayRef:
     """A numpy array in a pickle: `content` holds its bytes when they lie in the pickle itself.
 
-    The call that allocates the array makes it empty; the BUILD opcode that follows fills it.
+    The call that allocates the array makes it empty; the BUILD opcode that follows fills it. `elements` are those of an
+    array of objects.
     """
 
     dtype: str = "unknown"
     shape: tuple[int, ...] = ()
     content: bytes | None = None
+    elements: list[object] = field(default_factory=list)
 
 
 # --- Element types: numbers from and to bytes
@@ -394,3 +399,5 @@ def _fill_array(target: ArrayRef, state: object) -> None:
     if shape is not None and dtype is not None:
         target.dtype, target.shape = dtype[0], shape
         target.content = content if isinstance(content, bytes) else None
+    elif isinstance(content, list):
+        target.elements = content

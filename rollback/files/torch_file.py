@@ -170,14 +170,13 @@ def _fill_zip_scalars(fd: int, layout: ZipLayout, pickle: ZipRecord, tensors: tu
     if not scalars:
         return False
     folder = pickle.name.removesuffix("data.pkl")
-    records = {record.name: record for record in layout.records}
-    order = records.get(folder + "byteorder")
+    order = layout.find(folder + "byteorder")
     big_endian = order is not None and read_record(fd, layout, order, max_bytes=64) == b"big"
-    found = (records.get(f"{folder}data/{t.storage.key}") for t in scalars[:_MAX_SCALARS] if t.storage is not None)
+    found = (layout.find(f"{folder}data/{t.storage.key}") for t in scalars[:_MAX_SCALARS] if t.storage is not None)
     expect(fd, ((layout.base + r.header_offset, _SCALAR_RECORD) for r in found if r is not None and r.size_bytes <= 16))
     for tensor in scalars[:_MAX_SCALARS]:
         assert tensor.storage is not None
-        record = records.get(f"{folder}data/{tensor.storage.key}")
+        record = layout.find(f"{folder}data/{tensor.storage.key}")
         size = item_size(tensor.dtype)
         if record is None or size is None or not record.stored:
             continue

@@ -6,7 +6,7 @@ files: they may share parts or contain themselves, so the walks here are iterati
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from enum import Enum
 from itertools import islice
@@ -104,31 +104,18 @@ class TorchFile:
         return walk_leaves(self.tree)
 
 
-PartsOf = Callable[[object], "Iterator[tuple[Key, object]] | None"]
-
-
 def children_of(value: object) -> Iterator[tuple[Key, object]] | None:
-    """The named parts of a container, or None for a leaf. Keys other than strings and ints are shown as text."""
+    """The parts of a container, or None for a leaf; of an object also what it was made from, and what it holds unnamed.
+
+    Keys other than strings and ints are shown as text. A set has no order. `step_into` follows all other keys.
+    """
     if isinstance(value, dict):
         return ((k if isinstance(k, (str, int)) else str(k)[:200], v) for k, v in value.items())
     if isinstance(value, (list, tuple)):
         return iter(enumerate(value))
-    if isinstance(value, Opaque):
-        parts = value.children()
-        if parts:
-            return children_of(parts)
-        if value.elements:
-            return iter(enumerate(value.elements))
-        if isinstance(value.state, (list, tuple)):
-            return iter(enumerate(value.state))
-    return None
-
-
-def all_parts_of(value: object) -> Iterator[tuple[Key, object]] | None:
-    """As `children_of`; of an object also what it was made from and holds beside its attributes. A set has no order."""
-    if not isinstance(value, Opaque):
-        return children_of(value)
-    if value.name == "torch.storage._load_from_bytes":  # a stream in which addresses stand
+    if isinstance(value, ArrayRef):
+        return iter(enumerate(value.elements)) if value.elements else None
+    if not isinstance(value, Opaque) or value.name == "torch.storage._load_from_bytes":  # a stream in which addresses stand
         return None
     parts = value.children()
     if value.name.endswith("set"):
@@ -146,11 +133,10 @@ def all_parts_of(value: object) -> Iterator[tuple[Key, object]] | None:
 def step_into(value: object, key: Key) -> tuple[bool, object]:
     """(True, the part of `value` named `key`), or (False, value)."""
     if isinstance(value, Opaque):
-        parts = value.children()
-        if parts:
-            value = parts
-        else:
-            value = value.elements or value.state
+        named = {"(args)": value.args, "(state)": value.state, **value.children()}
+        value = named if key in named else value.elements or value.state
+    if isinstance(value, ArrayRef):
+        value = value.elements
     if isinstance(value, dict) and key in value:
         return True, value[key]
     if isinstance(value, (list, tuple)) and isinstance(key, int) and -len(value) <= key < len(value):
@@ -191,12 +177,9 @@ _KINDS: Mapping[LeafKind, type | tuple[type, ...]] = {
 }
 
 
-def walk_leaves(tree: object, parts_of: PartsOf = children_of) -> Iterator[Leaf]:
-    """The leaves of `tree`, depth first; raises `UnreadableFile` beyond _MAX_LEAVES or _MAX_DEPTH.
-
-    `parts_of` an object may be all of them (`all_parts_of`), also those that no edit names.
-    """
-    parts = parts_of(tree)
+def walk_leaves(tree: object) -> Iterator[Leaf]:
+    """The leaves of `tree`, depth first; raises `UnreadableFile` beyond _MAX_LEAVES or _MAX_DEPTH."""
+    parts = children_of(tree)
     if parts is None:
         yield Leaf((), plain_number(tree), leaf_kind(tree))
         return
@@ -217,7 +200,7 @@ def walk_leaves(tree: object, parts_of: PartsOf = children_of) -> Iterator[Leaf]
                 f"more than {_MAX_LEAVES} values, with shared parts counted each time: that is not a plausible checkpoint"
             )
         key, value = step
-        parts = parts_of(value)
+        parts = children_of(value)
         if parts is None:
             yield Leaf((*keys, key), plain_number(value), leaf_kind(value))
         elif id(value) in on_path:

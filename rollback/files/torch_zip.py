@@ -12,6 +12,7 @@ import struct
 import zlib
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cached_property
 
 from rollback.disk import pread
 from rollback.disk.content import disk_bytes
@@ -47,7 +48,6 @@ class ZipRecord:
     size_bytes: int
     header_offset: int
     entry_offset: int
-    entry_bytes: int
 
     @property
     def stored(self) -> bool:
@@ -55,7 +55,7 @@ class ZipRecord:
         return self.method == 0
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class ZipLayout:
     """A zip at `[base, base + length)` of a file: its records in directory order, and the place of its directory."""
 
@@ -67,7 +67,11 @@ class ZipLayout:
 
     def find(self, name: str) -> ZipRecord | None:
         """The record of that full name, or None."""
-        return next((record for record in self.records if record.name == name), None)
+        return self._by_name.get(name)
+
+    @cached_property
+    def _by_name(self) -> dict[str, ZipRecord]:
+        return {record.name: record for record in self.records}
 
     def by_suffix(self, suffix: str) -> tuple[ZipRecord, ...]:
         """Records whose name ends in `suffix`; torch puts every record below one folder named after the file."""
@@ -160,7 +164,7 @@ def _entries(directory: bytes, num_records: int, directory_offset: int) -> Itera
         name = directory[start : start + name_bytes].decode("utf-8", "backslashreplace")
         extra = directory[start + name_bytes : start + name_bytes + extra_bytes]
         size, compressed, header = _zip64_numbers(extra, entry[9], entry[8], entry[16])
-        yield ZipRecord(name, entry[4], entry[3], entry[7], compressed, size, header, directory_offset + at, end - at)
+        yield ZipRecord(name, entry[4], entry[3], entry[7], compressed, size, header, directory_offset + at)
         at = end
     if at != len(directory):
         raise UnreadableFile(f"zip directory has {len(directory) - at} bytes behind its last entry")

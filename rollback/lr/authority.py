@@ -11,7 +11,6 @@ Each writer below is cited by the line of its loader that decides.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -20,14 +19,13 @@ from typing import Any
 
 from rollback.checkpoint.state import CheckpointState, HintKind, LrHint, OptimizerState, SchedulerState, names_lr
 from rollback.files.config_text import ConfigFile
-from rollback.lr.effect import of_first_rank
+from rollback.lr.effect import agrees, last_lrs, of_first_rank
 from rollback.lr.launch_command import changed_command, number_words
 from rollback.lr.launch_config import LaunchConfig
 from rollback.lr.optimizers import assumption_of, why_not_by_lr
 from rollback.lr.oracle import reproduces_saved_lr
 from rollback.lr.rules import SchedulerClass, infer_scheduler_class
 
-_SAME = 1e-6
 _HANDS_OFF = "save it where it is read, as a state dict in a file of torch"
 
 
@@ -144,10 +142,41 @@ def lr_assumptions(state: CheckpointState, evidence: Evidence) -> tuple[str, ...
     launch, is no assumption.
     """
     found = [assumption_of(optimizer) for optimizer in of_first_rank(state.optimizers)]
+    found += [_without_optimizer(scheduler) for scheduler in state.schedulers if not _has_optimizer(scheduler, state)]
     if (evidence.memory or {}).get("lr_source") != "scheduler":
         found += [_assumed_of(name) for name in dict.fromkeys(_names_in(s.state) for s in state.schedulers)]
+        found.append(_not_edited(state))
     found += list(state.assumed)
     return tuple(dict.fromkeys(filter(None, found)))
+
+
+def _has_optimizer(scheduler: SchedulerState, state: CheckpointState) -> bool:
+    """Whether an optimizer is at its LRs, or began with them: of two schedulers that take turns one is at other LRs."""
+    if last_lrs(scheduler.state) is None:
+        return True
+    begun = [[group.get("initial_lr") for group in one.groups] for one in state.optimizers]
+    if scheduler.state.get("base_lrs") in begun:
+        return True
+    return any(agrees(scheduler.state, [group.get("lr") for group in one.groups]) for one in state.optimizers)
+
+
+def _without_optimizer(scheduler: SchedulerState) -> str:
+    where = _place(scheduler.file, scheduler.prefix)
+    return (
+        f"no optimizer that was read has the LRs of the scheduler `{where}` ({_shown(last_lrs(scheduler.state))}): "
+        "its optimizer may be saved in another form, which is not edited"
+    )
+
+
+def _not_edited(state: CheckpointState) -> str:
+    """The LRs that lie in the files and are no scheduler's and no optimizer's; "" for none."""
+    named = _named_arguments(state)
+    return f"{', '.join(named)} stays: a launch that sets its LR by it keeps the old one" if named else ""
+
+
+def _named_arguments(state: CheckpointState) -> list[str]:
+    arguments = [hint for hint in state.lr_hints if hint.kind is HintKind.ARGUMENTS]
+    return [named for hint in arguments[:4] for named in _named_lrs(hint)][:6]
 
 
 def _names_in(state: Mapping[str, object]) -> SchedulerClass | None:
@@ -207,9 +236,9 @@ def _ungoverned(optimizer: OptimizerState, state: CheckpointState, scale: float,
             yield _without_scheduler(optimizer, state, scale, evidence)
         return
     lrs = [group.get("lr") for group in optimizer.groups]
-    governing = [s for s in schedulers if _agrees(s.state, lrs)]
+    governing = [s for s in schedulers if agrees(s.state, lrs)]
     if not governing:
-        listed = "; ".join(f"`{_place(s.file, s.prefix)}` {_shown(_last_lrs(s.state))}" for s in schedulers[:4])
+        listed = "; ".join(f"`{_place(s.file, s.prefix)}` {_shown(last_lrs(s.state))}" for s in schedulers[:4])
         yield Doubt(
             seen=f"no saved scheduler is at the LRs of the optimizer in `{_place(optimizer.file, optimizer.prefix)}` "
             f"({_shown(lrs)}): {listed}",
@@ -229,31 +258,6 @@ def _explained_by_two(schedulers: Sequence[SchedulerState], optimizer: Optimizer
     return any(reproduces_saved_lr(chain, optimizer.groups) is None for chain in chains)
 
 
-def _last_lrs(state: Mapping[str, object]) -> Sequence[object] | None:
-    """The LRs that a scheduler set last; None where it does not keep them."""
-    for name in ("_last_lr", "_last_value"):
-        value = state.get(name)
-        if isinstance(value, list | tuple):
-            return value
-    return (state["hyperparam_value"],) if infer_scheduler_class(state) is SchedulerClass.NEW_BOB else None
-
-
-def _agrees(state: Mapping[str, object], lrs: Sequence[object]) -> bool:
-    """Whether a scheduler is at these LRs; one that keeps no LRs agrees when it has as many base values."""
-    last = _last_lrs(state)
-    if last is None:
-        counts = [len(v) for name in ("base_lrs", "base_values", "min_lrs") if isinstance(v := state.get(name), list | tuple)]
-        return not counts or len(lrs) in counts
-    if len(last) == len(lrs):
-        return all(_is_same(a, b) for a, b in zip(last, lrs, strict=True))
-    # saved flat (FSDP, DCP): parameters with equal fields are one group
-    return all(any(_is_same(a, b) for b in lrs) for a in last) and all(any(_is_same(a, b) for a in last) for b in lrs)
-
-
-def _is_same(a: object, b: object) -> bool:
-    return isinstance(a, int | float) and isinstance(b, int | float) and math.isclose(a, b, rel_tol=_SAME, abs_tol=1e-15)
-
-
 # --- Writers whose next launch does not take its LR from the checkpoint
 
 
@@ -264,9 +268,8 @@ _TORCHTUNE = "torchtune"
 
 def _without_scheduler(optimizer: OptimizerState, state: CheckpointState, scale: float, evidence: Evidence) -> Doubt:
     where = _place(optimizer.file, optimizer.prefix)
-    arguments = [hint for hint in state.lr_hints if hint.kind is HintKind.ARGUMENTS]
-    listed = [named for hint in arguments[:4] for named in _named_lrs(hint)]
-    said = f"; it was saved with {', '.join(listed[:6])}" if listed else ""
+    listed = _named_arguments(state)
+    said = f"; it was saved with {', '.join(listed)}" if listed else ""
     return Doubt(
         seen=f"no scheduler was saved beside the optimizer in `{where}`: a launch that creates one, or sets the LR in its "
         f"loop, does not use the LR of the file{said}",

@@ -315,8 +315,34 @@ def of_first_rank(optimizers: Sequence[OptimizerState]) -> list[OptimizerState]:
 def governed_by(
     scheduler: SchedulerState, pairs: Sequence[tuple[OptimizerState, OptimizerState]]
 ) -> list[tuple[OptimizerState, OptimizerState]]:
-    """The optimizers whose LRs equal this scheduler's `_last_lr`; else those with as many groups; else all."""
-    last = scheduler.state.get("_last_lr")
-    exact = [pair for pair in pairs if [group.get("lr") for group in pair[0].groups] == last]
-    sized = [pair for pair in pairs if isinstance(last, list) and len(pair[0].groups) == len(last)]
-    return exact or sized or list(pairs)
+    """The optimizers that are at the LRs of this scheduler; all where none is."""
+    found = [pair for pair in pairs if agrees(scheduler.state, [group.get("lr") for group in pair[0].groups])]
+    return found or list(pairs)
+
+
+_SAME = 1e-6
+
+
+def last_lrs(state: Mapping[str, object]) -> Sequence[object] | None:
+    """The LRs that a scheduler set last; None where it does not keep them."""
+    for name in ("_last_lr", "_last_value"):
+        value = state.get(name)
+        if isinstance(value, list | tuple):
+            return value
+    return (state["hyperparam_value"],) if infer_scheduler_class(state) is SchedulerClass.NEW_BOB else None
+
+
+def agrees(state: Mapping[str, object], lrs: Sequence[object]) -> bool:
+    """Whether a scheduler is at these LRs; one that keeps no LRs agrees when it has as many base values."""
+    last = last_lrs(state)
+    if last is None:
+        counts = [len(v) for name in ("base_lrs", "base_values", "min_lrs") if isinstance(v := state.get(name), list | tuple)]
+        return not counts or len(lrs) in counts
+    if len(last) == len(lrs):
+        return all(_is_same(a, b) for a, b in zip(last, lrs, strict=True))
+    # saved flat (FSDP, DCP): parameters with equal fields are one group
+    return all(any(_is_same(a, b) for b in lrs) for a in last) and all(any(_is_same(a, b) for a in last) for b in lrs)
+
+
+def _is_same(a: object, b: object) -> bool:
+    return isinstance(a, int | float) and isinstance(b, int | float) and math.isclose(a, b, rel_tol=_SAME, abs_tol=1e-15)

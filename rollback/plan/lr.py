@@ -216,9 +216,8 @@ def _prove(state: CheckpointState, edits: Sequence[FieldEdit], scale: float, *, 
     after = edited_state(state, edits)
     pairs = list(zip(state.optimizers, after.optimizers, strict=True))
     if not pairs:
-        raise PlanRefused(
-            "no optimizer state in this checkpoint: expected parameter groups, which hold the LR of the next step"
-        )
+        said = "no optimizer state in this checkpoint: expected parameter groups, which hold the LR of the next step"
+        raise PlanRefused("; ".join((said, *state.doubtful)))
     for optimizer, edited in pairs:
         answer = prove_ratio(None, optimizer.groups, None, edited.groups, scale)
         if isinstance(answer, Disproof):
@@ -457,13 +456,13 @@ def _computed(edited: CheckpointState, state: CheckpointState) -> LrTable | Unkn
     if state.scheduler_unit is None:
         return Unknown("the checkpoint does not record how often the scheduler advances per optimizer step")
     tables: list[LrTable] = []
-    for optimizer, edited_optimizer in optimizers:
+    for pair in optimizers:
         table: LrTable | Unknown = Unknown("no scheduler governs these parameter groups")
         for scheduler, edited_scheduler in zip(state.schedulers, edited.schedulers, strict=True):
-            if scheduler.authoritative and governed_by(scheduler, [(optimizer, edited_optimizer)]):
+            if scheduler.authoritative and pair in governed_by(scheduler, optimizers):
                 table = next_lrs(
                     edited_scheduler.state,
-                    edited_optimizer.groups,
+                    pair[1].groups,
                     FORECAST_STEPS,
                     scheduler_steps=state.scheduler_unit,
                 )

@@ -389,7 +389,7 @@ def _lr_sentence(plan: Plan, guarded: bool) -> str:
     classes = ", ".join(dict.fromkeys(text.split(",")[0] for text in plan.classes.values()))
     if not plan.classes and plan.config_edits:
         classes = "the LRs in " + ", ".join(dict.fromkeys(f"`{PurePath(e.file).name}`" for e in plan.config_edits))
-    return f"× {ratio:.10g} from the first step on, proved for {classes}"
+    return f"× {ratio:.10g} from the first step on, proved for {classes or 'the LRs of the optimizer'}"
 
 
 def _forecast(plan: Plan, guarded: bool) -> Iterator[str]:

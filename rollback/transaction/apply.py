@@ -26,7 +26,7 @@ from rollback.checkpoint.listing import (
 )
 from rollback.checkpoint.manifest import MANIFEST_NAME, Manifest, digest_file
 from rollback.checkpoint.state import CheckpointState
-from rollback.checks.remnants import find_remnants, unreadable_beside
+from rollback.checks.remnants import find_remnants
 from rollback.disk import RemoteView
 from rollback.disk.content import crc32_after, read_pointer, sha256_of, sha256_unchanged
 from rollback.disk.durable import REAL_DISK, Attributes, BytePatch, Disk, is_there
@@ -139,11 +139,7 @@ def _left_elsewhere(root: Path, plan: Plan) -> Iterator[str]:
 def _left_beside(root: Path, listed: Sequence[Checkpoint], plan: Plan) -> Iterator[str]:
     """What stays in `root` and may be state: a script with one name for its newest state (`ckpt.pt`) may load it."""
     moved = {later.name for later in plan.abandon} | set(plan.copies)
-    unreadable = unreadable_beside(root, listed).keys() - moved if RemoteView.opened is None else set()
-    if unreadable:
-        names = ", ".join(sorted(unreadable))
-        yield f"cannot be read, and stays, as its step is unknown: {names}; if the script loads it, move it away"
-    unknown = [name for name in list_unrecognised(root, listed) if name not in moved and name not in unreadable]
+    unknown = [name for name in list_unrecognised(root, listed) if name not in moved]
     if unknown:
         yield f"{say_unrecognised(unknown)}, and they stay: if the script loads one, move it away"
 

@@ -1,14 +1,20 @@
 """Everything in a checkpoint is accounted for: read as state, known as none by its content, or named as not read."""
 
+import base64
+import bz2
 import gzip
 import io
+import json
+import os
 import pickle
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
+import numpy as np
 import pytest
 import torch
+from safetensors.torch import save_file
 
 from rollback.api import apply, plan_rollback, undo
 from rollback.checkpoint.account import Reading
@@ -49,6 +55,17 @@ UNREAD = {
     "a stream": lambda two: {"d": io.BytesIO(as_bytes(two))},
     "moments alone": lambda two: {"d": {"adam": two["o"]["state"]}},
     "packed bytes": lambda two: {"d": gzip.compress(as_bytes(two))},
+    "bytes packed in one block": lambda two: {"d": bz2.compress(as_bytes({**two, "noise": os.urandom(5000)}))},
+    "hexadecimal": lambda two: {"d": as_bytes(two).hex()},
+    "base64": lambda two: {"d": base64.b64encode(as_bytes(two)).decode()},
+    "a letter a byte": lambda two: {"d": pickle.dumps({"o": {"param_groups": [{"lr": 1.0}] * 3}}, 2).decode("latin-1")},
+    "JSON text": lambda two: {"d": json.dumps({"text": "of a length" * 9, "deep": [{"s": two["s"]}]})},
+    "YAML text": lambda two: {"d": "lr: 1.0\n" * 9 + "  param_groups:\n  - lr: 1.0\n"},
+    "Python text": lambda two: {"d": repr({"n": "x" * 90, "s": two["s"]})},
+    "packed bytes as numbers": lambda two: {"d": torch.frombuffer(bytearray(gzip.compress(as_bytes(two))), dtype=torch.uint8)},
+    "a vector of bytes": lambda two: {"d": torch.frombuffer(bytearray(as_bytes(two)), dtype=torch.uint8).clone()},
+    "an array of bytes": lambda two: {"d": np.frombuffer(as_bytes(two), dtype=np.uint8)},
+    "small numbers": lambda two: {"d": list(as_bytes(two))},
 }
 
 
@@ -74,7 +91,91 @@ def test_an_optimizer_at_any_depth_is_edited(keys: tuple[object, ...], tmp_path:
     assert lrs == [pytest.approx(0.5e-3 * 0.98**3)] * 2
 
 
-@pytest.mark.parametrize("name", ["critic.pickle", "critic.optim", "critic", "a/b/c/critic.weights"])
+HELD_ALONE = {
+    "a random state": lambda: torch.get_rng_state(),
+    "an array": lambda: np.arange(500),
+    "a long text": lambda: "a sentence about nothing; " * 40,
+    "a name": lambda: b"BZh is no archive" * 9,
+    "a hash": lambda: "8004" + "0f" * 62,
+    "settings": lambda: json.dumps({"width": 8, "lr": 1e-3, "names": ["a"] * 40}),
+    "a script": lambda: "for group in optimizer.param_groups:\n    group['lr'] = lr\n" * 9,
+    "numbers": lambda: list(range(200)),
+}
+
+
+@pytest.mark.parametrize("kind", HELD_ALONE)
+def test_what_holds_no_file_is_no_doubt(kind: str, tmp_path: Path) -> None:
+    torch.save({**parts(), "held": HELD_ALONE[kind](), "step": 3}, tmp_path / "step_3.pt")
+    assert read_state(tmp_path / "step_3.pt").doubtful == ()
+
+
+class Kept(NamedTuple):
+    step: int
+    state: dict[str, Any]
+    extra: object
+
+
+class Made:
+    def __init__(self, state: object) -> None:
+        self.state = state
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Made, (self.state,)
+
+
+INSIDE = {
+    "a named tuple": lambda held: Kept(3, held, None),
+    "what an object was made from": lambda held: {"step": 3, "kept": Made(held)},
+    "an array of objects": lambda held: {"step": 3, "kept": np.array([held, None], dtype=object)},
+}
+
+
+@pytest.mark.parametrize("kind", INSIDE)
+def test_an_optimizer_inside_an_object_is_edited(kind: str, tmp_path: Path) -> None:
+    torch.save(INSIDE[kind](parts()), tmp_path / "step_3.pt")
+    apply(plan_rollback(tmp_path, 3, lr_scale=0.5))
+    (found,) = read_state(open_checkpoint(tmp_path / "step_3.pt")).optimizers
+    assert found.groups[0]["lr"] == pytest.approx(0.5e-3 * 0.98**3)
+
+
+def test_a_schedule_whose_optimizer_was_not_found_is_said(tmp_path: Path) -> None:
+    """A script of its own kind keeps an optimizer as a list of tensors: the schedule beside it tells that there is one."""
+    other = torch.optim.lr_scheduler.ExponentialLR(torch.optim.SGD([torch.zeros(1)], lr=0.4), 0.9)
+    torch.save({**parts(), "q": {"b": [torch.ones(2)], "s": other.state_dict()}, "step": 3}, tmp_path / "step_3.pt")
+    said = plan_rollback(tmp_path, 3, lr_scale=0.5).expected.assumed
+    assert [text for text in said if "`step_3.pt:q.s` (0.4)" in text]
+
+
+def test_each_of_two_optimizers_is_forecast_by_its_own_schedule(tmp_path: Path) -> None:
+    other = parts(lambda weights, lr: torch.optim.SGD(weights, lr=0.4))
+    torch.save({"step": 3, "optimizers": [parts()["o"], other["o"]], "s": [parts()["s"], other["s"]]}, tmp_path / "step_3.pt")
+    rows = plan_rollback(tmp_path, 3, lr_scale=0.5).expected.next_lrs
+    assert rows is not None and rows[1] == pytest.approx((0.5e-3 * 0.98**4, 0.2 * 0.98**4))
+
+
+def test_two_schedules_of_one_optimizer_are_no_finding(tmp_path: Path) -> None:
+    """One is stepped after the other, so only the last one is at the LRs of the optimizer."""
+    optimizer = torch.optim.SGD([torch.nn.Parameter(torch.ones(1))], lr=0.1, momentum=0.9)
+    made = [torch.optim.lr_scheduler.LinearLR(optimizer, 0.1), torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.9)]
+    for _ in range(3):
+        optimizer.step()
+        for one in made:
+            one.step()
+    saved = {"step": 3, "o": optimizer.state_dict(), "a": made[0].state_dict(), "b": made[1].state_dict()}
+    torch.save(saved, tmp_path / "step_3.pt")
+    assert [f for f in verify_checkpoint(list_checkpoints(tmp_path)[0]) if f.check == "F5"] == []
+
+
+def test_an_lr_that_is_not_edited_is_said(tmp_path: Path) -> None:
+    torch.save({**parts(), "current_lr": 7e-4, "step": 3}, tmp_path / "step_3.pt")
+    said = plan_rollback(tmp_path, 3, lr_scale=0.5).expected.assumed
+    assert [text for text in said if text.startswith("`current_lr` 0.0007 stays")]
+
+
+NAMES = ["critic.pickle", "critic.optim", "critic", "a/b/c/critic.weights", "a/b/c/d/e/f/g/critic"]
+
+
+@pytest.mark.parametrize("name", NAMES)
 def test_a_file_of_any_name_is_read_by_its_content(name: str, tmp_path: Path) -> None:
     folder = tmp_path / "ck" / "step_3"
     (folder / name).parent.mkdir(parents=True)
@@ -95,6 +196,11 @@ def test_every_file_is_accounted_for_by_its_content_and_not_by_its_ending(tmp_pa
     (folder / "picture.pt.png").write_bytes(b"\x89PNG\r\n\x1a\n")
     (folder / "index.bin2").write_bytes(bytes(range(1, 200)))
     (folder / "critic.pt.gz").write_bytes(gzip.compress(as_bytes(parts())))
+    (folder / "critic.yaml").write_text("critic:\n  param_groups:\n  - lr: 1.0\n")
+    (folder / "critic.json").write_text(json.dumps({"critic": {"param_groups": [{"lr": 1.0}], "state": [0.5] * 2000}}))
+    (folder / "critic.txt").write_bytes(base64.b64encode(as_bytes(parts())))
+    save_file({"w": torch.ones(2)}, folder / "model.safetensors")
+    save_file({"exp_avg.w": torch.ones(2)}, folder / "adam.safetensors")
     rows = {one.path: (one.reading, one.doubtful) for one in read_state(folder).account}
     assert rows == {
         "trainer.pt": (Reading.STATE, False),
@@ -102,6 +208,11 @@ def test_every_file_is_accounted_for_by_its_content_and_not_by_its_ending(tmp_pa
         "picture.pt.png": (Reading.NONE, False),
         "index.bin2": (Reading.UNREAD, False),
         "critic.pt.gz": (Reading.UNREAD, True),
+        "critic.json": (Reading.UNREAD, True),
+        "critic.txt": (Reading.UNREAD, True),
+        "critic.yaml": (Reading.UNREAD, True),
+        "model.safetensors": (Reading.NONE, False),
+        "adam.safetensors": (Reading.UNREAD, True),
     }
 
 
@@ -156,6 +267,31 @@ def test_a_save_is_found_by_its_content_whatever_it_is_called(name: str, tmp_pat
         (root / f"note_{step}.txt").write_text("text")
     assert [c.step for c in list_checkpoints(root)] == [10, 20]
     assert list_unrecognised(root, list_checkpoints(root)) == ()
+
+
+ODD = ["step{}-unsharded/a.pt", "{}k/state.pt", "2026-11-0{}T09:30:00Z/state.pt", "20261{}01_0930.pt"]
+
+
+@pytest.mark.parametrize("name", ODD)
+def test_a_save_of_a_schedule_and_no_counter_has_a_step_whatever_it_is_called(name: str, tmp_path: Path) -> None:
+    """A date is no step; a name is that of a copy only where the original lies beside it."""
+    for number in (1, 2):
+        held = parts(torch.optim.SGD)
+        held["s"]["last_epoch"] = number
+        path = tmp_path / name.format(number)
+        path.parent.mkdir(exist_ok=True)
+        torch.save(held, path)
+    assert [c.step for c in list_checkpoints(tmp_path)] == [1, 2]
+
+
+def test_a_save_that_was_cut_is_said(tmp_path: Path) -> None:
+    for step in (3, 6):
+        torch.save({**parts(), "step": step}, tmp_path / f"step_{step}.pt")
+    torch.save(torch.ones(2), tmp_path / "step_9.pt")
+    os.truncate(tmp_path / "step_6.pt", 1500)
+    listed = list_checkpoints(tmp_path)
+    assert [c.path.name for c in listed] == ["step_3.pt"]
+    assert list_unrecognised(tmp_path, listed) == ("step_6.pt",)
 
 
 def test_values_nested_without_end_are_cut_and_said(tmp_path: Path) -> None:
