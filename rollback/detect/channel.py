@@ -79,7 +79,6 @@ class Channel:
         self.often = self.often_top = 0.0  # separate high points lately, and the height of the highest
         self.often_run, self.often_row, self.said_often = 0, FAR_BACK, False
         self.spike: ChannelEvent | None = None  # the last one told
-        self.settled = 0  # points since the last one that was sudden
         # slow
         self.slow = self.middle = 0.0
         self.lagged: deque[float] = deque(maxlen=LAG_POINTS // LAG_EVERY)
@@ -148,7 +147,6 @@ class Channel:
             shift = limit
         self.level += (shift + centre) * FAST_GAIN
         if not sudden and not jumped:  # a jump is no noise
-            self.settled += 1
             self.order.append(residual)
             insort(ordered, residual)
             if size >= NOISE_POINTS:
@@ -424,13 +422,12 @@ class Channel:
             if self._follow_respike(row, step, value):
                 self.changed.append(self.respike)
                 self.respike = None
-        elif sudden and row - self.last_hot > 6 and self.settled >= WARM_POINTS:
+        elif sudden and row - self.last_hot > 6:
             self.respike = self._new_event("instant", row, step, value - z * sigma, sigma)
             self.respike.respike = True
             self._follow_respike(row, step, value)
         if sudden:
             self.last_hot = row
-            self.settled = 0
             event = life.event if self.respike is None else self.respike
             event.hot += 1
             if event.hot == PERSISTENT_POINTS and row - event.alarm_row <= WARM_POINTS:
