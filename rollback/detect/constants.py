@@ -13,7 +13,7 @@ DECADES_FLOOR = 0.02  # the same for a channel that is folded in decades
 SUDDEN_LEAST, SUDDEN_MOST = 7.0, 20.0  # bounds of the threshold, in units of the noise
 TAIL_SHARE, TAIL_GAIN = 0.05, 0.007  # the tail begins where so many points lie above, and how fast that is learnt
 TAIL_LEAST = 1.2  # units of noise, where it begins at least
-TAIL_ODDS = 11.0  # ln(0.05 / 5e-6) mean excesses: one false alarm in 200k points under an exponential tail
+TAIL_ODDS = 11.0  # ln(0.05 / 8e-7) mean excesses: one false alarm in 1.2M points under an exponential tail
 MAJOR_RISE = 0.2  # of the level: a spike that a person calls major is sudden from MAJOR_ODDS mean excesses on
 MAJOR_ODDS = 6.0
 HEAVY_TAIL = 0.75  # a mean excess from which one point by itself needs the whole threshold: such a run has hard batches
@@ -27,7 +27,7 @@ OFTEN_SPIKES = 6  # so many in that span, one in 16 points, are the noise of the
 # Slow: a CUSUM against a level that does not follow what it suspects
 SLOW_POINTS, MIDDLE_POINTS = 768, 96  # spans of the two levels
 LAG_POINTS = 48  # how old the middle level is that the slow one is compared with
-CUSUM_HEIGHT, CUSUM_SLACK = 15.0, 0.5  # Siegmund: one alarm in 8M independent points; the surplus pays for estimation
+CUSUM_HEIGHT, CUSUM_SLACK = 15.0, 0.5  # Siegmund: one alarm in 21M independent points; the surplus pays for estimation
 DOUBT = 1.5  # the level is an estimate: each point counts DOUBT / sqrt(age) less
 YOUNG_POINTS = 128  # the height is (1 + YOUNG_POINTS / age) times as high
 SUSPICION = 0.34  # of the height: above it the levels are frozen
