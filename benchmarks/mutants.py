@@ -105,10 +105,10 @@ MUTANTS: tuple[Mutant, ...] = (
     _files("_check_name", 'p in ("", ".", "..")', 'p in ("",)'),
     _files("Machine.spend", "self.left < 0", "False"),
     # detector
-    _detect("Channel._is_sudden", "z >= threshold or self.near != 1", "z >= threshold"),
+    _detect("Channel._is_sudden", "2 * shift >= before", "False"),
     _detect("Channel._feed_slow", "cusum >= height", "False"),
     _detect("Channel._feed_slow", "cusum <= height * SUSPICION", "True"),
-    _detect("Channel._is_sudden", "min(self.lone - self.tail_start, HIGH_RISE * self.tail_mean)", "self.lone"),
+    _detect("Channel._learn_tail", "min(z - self.tail_start, HIGH_RISE * self.tail_mean)", "z - self.tail_start"),
     _detect("Channel._close", "event.status is Status.RECOVERED", "False"),
     _detect("Fusion._loss_tier", "leader.lasting and self.lr_wrong", "False"),
     _propose("_was_in_trouble", "event.onset_step <= step < event.recovered_step", "False"),

@@ -22,19 +22,18 @@ from rollback.detect.constants import (
     DECADES_FLOOR,
     DOUBT,
     FAST_GAIN,
+    HEAVY_TAIL,
     HIGH_RISE,
     LAG_POINTS,
     LEVEL_FLOOR,
     MAJOR_ODDS,
-    MAJOR_RECORD,
-    MAJOR_RISE,
+        MAJOR_RISE,
     MIDDLE_POINTS,
     NOISE_POINTS,
     NON_FINITE_POINTS,
     OFTEN_POINTS,
-    OFTEN_REACH,
     OFTEN_SPIKES,
-    PAIR_SHARE,
+    RECORD,
     SLOW_POINTS,
     SUDDEN_LEAST,
     SUDDEN_MOST,
@@ -76,12 +75,10 @@ class Channel:
         self.order: deque[float] = deque()  # the last residuals, and the same sorted
         self.ordered: list[float] = []
         self.tail_start, self.tail_mean = 1.645, 0.7  # units of noise; a Gaussian's 95 % point, and a mean excess
-        self.near = 0  # bits: which of the last three points were near the threshold
-        self.lone = 0.0  # z of an outlier that the next point will show to be alone, or the first of several
-        self.high = 0.0  # by how much the last point rose, where that would be a major spike
-        self.settled = 0  # points since the last one that was sudden
-        self.often = self.often_top = 0.0
+        self.high = self.lone = 0.0  # by how much the last point rose, and its z, where it was or may be a spike
+        self.often = self.often_top = 0.0  # separate high points lately, and the height of the highest
         self.often_run, self.often_row, self.said_often = 0, FAR_BACK, False
+        self.spike: ChannelEvent | None = None  # the last one told
         # slow
         self.slow = self.middle = 0.0
         self.lagged: deque[float] = deque(maxlen=LAG_POINTS // LAG_EVERY)
@@ -116,7 +113,7 @@ class Channel:
         self.last_step = step
         self.rows += 1
         self.age += 1
-        if self.rows <= OFTEN_POINTS or self.rows % USUAL_POINTS == 0:
+        if self.rows <= MIDDLE_POINTS or self.rows % USUAL_POINTS == 0:
             self.grid.feed(raw)
             self.quantum = 0.0 if self.log else self.grid.quantum()
         if self.age <= WARM_POINTS:
@@ -131,15 +128,11 @@ class Channel:
             sigma = self._floored(sigma)
         shift = value - self.level - centre
         usual = sigma
-        if self.scale > sigma and self.age > NOISE_POINTS * 3:
+        if self.scale > sigma and self.age > NOISE_POINTS:
             usual = math.sqrt(sigma * self.scale)
         z = shift / usual
-        sudden = self._is_sudden(z, size)
-        if shift >= HIGH_RISE * sigma or self.high:
-            sudden = self._is_major(shift, sigma, ordered[-1] - centre) or sudden
-        if z > SUDDEN_LEAST and self._is_often(shift):
-            if not self.said_often:
-                self._say_often(row, step, value, sigma)
+        sudden = self._is_sudden(shift, z, sigma, ordered[-1] - centre, size)
+        if z > SUDDEN_LEAST and self._is_often(shift, row):
             return
         # the fast level
         limit = HIGH_RISE * sigma
@@ -154,7 +147,6 @@ class Channel:
             shift = limit
         self.level += (shift + centre) * FAST_GAIN
         if not sudden and not jumped:  # a jump is no noise
-            self.settled += 1
             self.order.append(residual)
             insort(ordered, residual)
             if size >= NOISE_POINTS:
@@ -178,48 +170,44 @@ class Channel:
         threshold = min(SUDDEN_MOST, max(SUDDEN_LEAST, threshold))
         return threshold if size >= NOISE_POINTS else threshold * (1.0 + WARM_POINTS / size)
 
-    def _is_sudden(self, z: float, size: int) -> bool:
-        """Compare z with the threshold, alone or with the two points before; learn the tail."""
-        self.near = (self.near << 1) & 0b111
-        if z >= PAIR_SHARE * SUDDEN_LEAST:
-            threshold = self._threshold(size)
-            if z >= PAIR_SHARE * threshold:
-                self.near |= 1
-                self.lone = z if self.near == 1 and self.life is None else 0.0
-                return z >= threshold or self.near != 1
-        if self.lone:  # an outlier of one point is noise of the run, and bounded; one that lasts is an event
-            excess = min(self.lone - self.tail_start, HIGH_RISE * self.tail_mean)
-            self.tail_mean += CLIP * TAIL_GAIN * (excess - self.tail_mean)
-            self.lone = 0.0
-        elif self.life is not None:
+    def _is_sudden(self, shift: float, z: float, sigma: float, top: float, size: int) -> bool:
+        """Whether a point is a spike: far beyond the tail of the run's own noise, and no neighbour half as high.
+
+        `top` is the highest of the last residuals. A rise of a fifth of the level is told sooner, because a person calls
+        it major; a smaller one of these must stay up for a second point.
+        """
+        before, lone = self.high, self.lone
+        self.high = self.lone = 0.0
+        if before and 2 * shift >= before and shift >= HIGH_RISE * sigma:
+            self.high = before
+            return True
+        if lone:  # it was one point, and is noise of the run; one that lasts is an event
+            self._learn_tail(lone)
+        rises = shift >= RECORD * top
+        if rises and z >= self._threshold(size):
+            self.high, self.lone = shift, z
+            return True
+        if self.life is not None:
             return False
+        if self.log or not rises or shift < MAJOR_RISE * abs(self.level):
+            self._learn_tail(z)
+            return False
+        odds = (shift / sigma - self.tail_start) / self.tail_mean
+        if odds >= MAJOR_ODDS - 2:
+            self.high = shift
+        self.lone = z
+        return odds >= MAJOR_ODDS and self.tail_mean < HEAVY_TAIL
+
+    def _learn_tail(self, z: float) -> None:
+        """Follow the beginning and the mean excess of the tail; one outlier counts as at most three mean excesses."""
         if z > self.tail_start:
+            excess = min(z - self.tail_start, HIGH_RISE * self.tail_mean)
             self.tail_start += TAIL_GAIN * (1.0 - TAIL_SHARE)
-            self.tail_mean += CLIP * TAIL_GAIN * (z - self.tail_start - self.tail_mean)
+            self.tail_mean += CLIP * TAIL_GAIN * (excess - self.tail_mean)
         elif self.tail_start > TAIL_LEAST:
             self.tail_start -= TAIL_GAIN * TAIL_SHARE
-        return False
 
-    def _is_major(self, shift: float, sigma: float, top: float) -> bool:
-        """Whether a rise of a fifth of the level is a spike though it is below the threshold: a person calls it major.
-
-        It must be a record, `top` being the highest of the last residuals, and its second point must stay up, or it must
-        stand out more.
-        """
-        before, self.high = self.high, 0.0
-        if self.log or self.life is not None:
-            return False
-        least = MAJOR_RISE * abs(self.level)
-        if before and shift >= 0.25 * max(before, least) and shift >= 0.5 * HIGH_RISE * sigma:
-            return True
-        odds = self.tail_start + self.tail_mean * (MAJOR_ODDS - 2.0)
-        if shift < least or shift < (MAJOR_RECORD - 1.0) * top or shift < max(HIGH_RISE, odds) * sigma:
-            return False
-        self.high = shift
-        alone = shift >= MAJOR_RECORD * top and shift >= (self.tail_start + MAJOR_ODDS * self.tail_mean) * sigma
-        return alone and (self.tail_mean < 0.8 or self.scale > 2.0 * sigma)
-
-    def _is_often(self, height: float) -> bool:
+    def _is_often(self, height: float, row: int) -> bool:
         """Whether a high point is noise of this run: others as high began again and again, and the level came back.
 
         Batches of two sorts (with and without mixup) do that for the whole run. A series of spikes does not: it begins
@@ -230,17 +218,15 @@ class Channel:
         self.often_row = self.rows
         self.often_run = 1 if gap > 1 else self.often_run + 1
         self.often = self.often * kept + (gap > 1)
-        limit = OFTEN_REACH * self.often_top
+        limit = RECORD * self.often_top
         self.often_top = max(self.often_top * kept, min(height, limit or height))
-        return self.often >= OFTEN_SPIKES and height <= limit and self.often_run < NOISE_POINTS
-
-    def _say_often(self, row: int, step: int, value: float, sigma: float) -> None:
-        """Tell once that this run spikes often, and how often."""
-        self.said_often = True
-        event = self._new_event("instant", row, step, self.level, sigma)
-        event.often = round(self.often)
-        event.rise_to(row, step, value)
-        event.end(Status.RECOVERED, row, step)
+        if self.often < OFTEN_SPIKES or height > limit or self.often_run >= 2 * WARM_POINTS:
+            return False
+        spike = self.spike
+        if spike is not None and not self.said_often and row - spike.alarm_row < OFTEN_POINTS:
+            self.said_often, spike.often = True, round(self.often)
+            self.changed.append(spike)
+        return True
 
     # --- Slow
 
@@ -308,7 +294,7 @@ class Channel:
             own = self.scale * self.scale
             prior = self.long_run if self.long_run > 0.0 else 1.5 * own
             if self.long_run > 0.0:
-                power = min(power, NOISE_POINTS * self.long_run)
+                power = min(power, LAG_EVERY * self.long_run)
             self.long_run = prior + max(1.0 / 24.0, 1.0 / (self.blocks + 1.0)) * (power - prior)
             self._inflate(min(64.0, max(1.0, self.long_run / own)))
         self.block_2, self.block_1 = self.block_1, mean
@@ -376,7 +362,7 @@ class Channel:
             return
         self.interval_row = row
         if self.log:
-            self.age = self.near = 0
+            self.age = 0
             self.lagged.clear()
             self.buffer.clear()
         elif self.age > WARM_POINTS:
@@ -395,6 +381,8 @@ class Channel:
         event.after_restart = row - self.restart_row <= 60
         event.provisional = row - self.interval_row < WARM_POINTS
         self.changed.append(event)
+        if shape == "instant":
+            self.spike = event
         return event
 
     def _open(
@@ -434,13 +422,12 @@ class Channel:
             if self._follow_respike(row, step, value):
                 self.changed.append(self.respike)
                 self.respike = None
-        elif sudden and row - self.last_hot > 6 and self.settled >= NOISE_POINTS // 2:
+        elif sudden and row - self.last_hot > 6:
             self.respike = self._new_event("instant", row, step, value - z * sigma, sigma)
             self.respike.respike = True
             self._follow_respike(row, step, value)
         if sudden:
             self.last_hot = row
-            self.settled = 0
             event = life.event if self.respike is None else self.respike
             event.hot += 1
             if event.hot == PERSISTENT_POINTS and row - event.alarm_row <= WARM_POINTS:
@@ -502,7 +489,7 @@ class Channel:
             if self.history:
                 _, self.level, self.middle, self.slow = self.history[-1]
         self.lagged.clear()
-        self.cusum, self.last_end, self.near = 0.0, row, 0
+        self.cusum, self.last_end = 0.0, row
 
     def finish(self) -> None:
         """Judge the open events by their last points: the log is complete. Not part of the fold."""

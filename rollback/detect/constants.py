@@ -6,29 +6,28 @@ numbers of the right size; none is fitted to a single curve. Numbers that belong
 
 # Sudden: a robust z against a fast level
 WARM_POINTS = 8  # before them nothing is judged
-NOISE_POINTS = 16  # residuals whose quartiles give the local noise
+NOISE_POINTS = 48  # residuals whose quartiles give the local noise
 FAST_GAIN = 0.4  # of the fast level, which spans four points
 LEVEL_FLOOR = 0.002  # of the level: noise below it is print rounding, and a difference below it is none
 DECADES_FLOOR = 0.02  # the same for a channel that is folded in decades
-SUDDEN_LEAST, SUDDEN_MOST = 7.0, 16.0  # bounds of the threshold, in units of the noise
-TAIL_SHARE, TAIL_GAIN = 0.05, 0.01  # the tail begins where so many points lie above, and how fast that is learnt
+SUDDEN_LEAST, SUDDEN_MOST = 7.0, 20.0  # bounds of the threshold, in units of the noise
+TAIL_SHARE, TAIL_GAIN = 0.05, 0.007  # the tail begins where so many points lie above, and how fast that is learnt
 TAIL_LEAST = 1.2  # units of noise, where it begins at least
-TAIL_ODDS = 9.0  # ln(0.05 / 5e-6) mean excesses: one false alarm in 200k points under an exponential tail
-PAIR_SHARE = 0.7  # two of three points above this share of the threshold are sudden as well
+TAIL_ODDS = 11.0  # ln(0.05 / 8e-7) mean excesses: one false alarm in 1.2M points under an exponential tail
 MAJOR_RISE = 0.2  # of the level: a spike that a person calls major is sudden from MAJOR_ODDS mean excesses on
 MAJOR_ODDS = 6.0
-MAJOR_RECORD = 3.0  # times the highest of the last residuals
+HEAVY_TAIL = 0.75  # a mean excess from which one point by itself needs the whole threshold: such a run has hard batches
+RECORD = 2.0  # times the highest of the last residuals: a spike is no lower
 CLIP = 4.0  # one point counts as at most so many units of the noise, in a level and in a sum
 
 # A run that spikes often
 OFTEN_POINTS = 96  # the span in which spikes are counted
 OFTEN_SPIKES = 6  # so many in that span, one in 16 points, are the noise of the run
-OFTEN_REACH = 2.0  # times the highest of them: above it a spike is told all the same
 
 # Slow: a CUSUM against a level that does not follow what it suspects
 SLOW_POINTS, MIDDLE_POINTS = 768, 96  # spans of the two levels
 LAG_POINTS = 48  # how old the middle level is that the slow one is compared with
-CUSUM_HEIGHT, CUSUM_SLACK = 14.0, 0.5  # Siegmund: one alarm in 8M independent points; the surplus pays for estimation
+CUSUM_HEIGHT, CUSUM_SLACK = 15.0, 0.5  # Siegmund: one alarm in 21M independent points; the surplus pays for estimation
 DOUBT = 1.5  # the level is an estimate: each point counts DOUBT / sqrt(age) less
 YOUNG_POINTS = 128  # the height is (1 + YOUNG_POINTS / age) times as high
 SUSPICION = 0.34  # of the height: above it the levels are frozen

@@ -114,10 +114,9 @@ class Detector:
     def _fold(self, row: int, step: int, values: Values, launch: int | None, repeated: bool) -> None:
         """Fold the values of a point whose place is known into its channels and watches."""
         roles = self._roles
-        if not roles.keys() >= values.keys():
-            for name, value in values.items():
-                if name not in roles and value is not None:
-                    self._meet(name)
+        for name, value in values.items():
+            if name not in roles and value is not None:
+                self._meet(name)
         self._step, self._launch = step, launch
         for name, channel in self._channels.items():
             value = values.get(name)
