@@ -104,11 +104,6 @@ class RunPaths:
         return self.run_dir / "CHRONICLE.md"
 
     @property
-    def plots_dir(self) -> Path:
-        """Pictures of the rendered story."""
-        return self.run_dir / "plots"
-
-    @property
     def report_html(self) -> Path:
         """The HTML report."""
         return self.run_dir / "report.html"

@@ -165,7 +165,7 @@ class Demo:
             f"{after:.4f} after the rollback"
         )
         self.console.print(f"the story    {shown(self.paths.chronicle_md)}")
-        for picture in sorted(self.paths.plots_dir.glob("*.png")):
+        for picture in sorted((self.paths.run_dir / "plots").glob("*.png")):
             self.console.print(f"the picture  {shown(picture)}")
         self.console.print(f"{time.monotonic() - self.started:.0f} s in all")
         self.expect(worst > before and after < before, "the resumed run did not recover below the loss it went back to")

@@ -36,11 +36,6 @@ def repeated_positions(text: bytes) -> NDArray[np.int64]:
     return np.sort(order[1:][hashes[order[1:]] == hashes[order[:-1]]])
 
 
-def shared_positions(text: bytes, other: bytes) -> NDArray[np.int64]:
-    """Return where in `text` a 64-byte string begins that occurs in `other`, ascending."""
-    return np.flatnonzero(_is_among(shingle_hashes(text), shingle_hashes(other)))
-
-
 def shingle_hashes(text: bytes) -> NDArray[np.uint64]:
     """Return a 64-bit hash of each 64-byte string of the text, shape (max(0, len − 63),). Equal strings have equal hashes."""
     values = np.frombuffer(text, dtype=np.uint8)

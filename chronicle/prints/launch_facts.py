@@ -119,8 +119,8 @@ def read_facts(launch_dir: Path) -> Mapping[str, Any] | None:
 def changed_facts(before: Mapping[str, Any], after: Mapping[str, Any], ended: float | None) -> list[ChangedFact]:
     """What is different between two launches, code first. `ended`: when the first one was over, in seconds, if that is known.
 
-    A source that the second one has not imported yet is compared as it lies; a package, or a source that is new, is no
-    difference. Of files see `_changed_file`.
+    A source that the second one has not imported yet is compared as it lies; a package that is new is no difference, nor is a
+    source that is older than the end of the first (a resume imports more). Of files see `_changed_file`.
     """
     found: list[ChangedFact] = []
     for kind, table in TABLES.items():
@@ -133,7 +133,7 @@ def changed_facts(before: Mapping[str, Any], after: Mapping[str, Any], ended: fl
                 continue
             if kind == "file":
                 found += _changed_file(name, a, b, str(before.get("directory")), ended)
-            elif (a and b) or kind == "environment" or (kind == "code" and a and not os.path.exists(name)):
+            elif (a and b) or kind == "environment" or (kind == "code" and _is_gone_or_later(name, a, ended)):
                 is_ours = kind == "package" and name in OWN  # no part of a step is ours: evidence, and no cause
                 found.append(ChangedFact("recorder" if is_ours else kind, name, a, b))
     return found
@@ -149,19 +149,11 @@ def _changed_file(name: str, before: str, after: str, directory: str, ended: flo
     if not before or not after:
         return
     is_same_sample = "~" in before and before.partition("~")[0] == after.partition("~")[0]
-    is_later = ended is not None and not _is_older(name, ended)
-    yield ChangedFact("doubt" if is_same_sample or not is_later else "file", name, before, after)
+    yield ChangedFact("doubt" if is_same_sample or not _is_later(name, ended) else "file", name, before, after)
 
 
-def new_sources(before: Mapping[str, Any], after: Mapping[str, Any], ended: float | None) -> list[ChangedFact]:
-    """Source files that only the replay has imported and that came, or were changed, after the launch had ended (seconds).
-
-    A file that hides a package is one; what a resume alone imports is older, and what the launch made for itself as well.
-    """
-    if ended is None:
-        return []
-    names = sorted((after.get("code") or {}).keys() - (before.get("code") or {}).keys())
-    return [ChangedFact("code", name, "", after["code"][name]) for name in names if not _is_older(name, ended)]
+def _is_gone_or_later(name: str, before: str, ended: float | None) -> bool:
+    return not os.path.exists(name) if before else _is_later(name, ended)
 
 
 def holds_data(fact: ChangedFact) -> bool:
@@ -287,6 +279,10 @@ def _real(path: str) -> str:
 def _real_directory(directory: str) -> str:
     """A directory without links."""
     return os.path.realpath(directory)
+
+
+def _is_later(path: str, ended: float | None) -> bool:
+    return ended is not None and not _is_older(path, ended)
 
 
 def _is_older(path: str, moment: float) -> bool:

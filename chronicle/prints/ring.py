@@ -134,7 +134,19 @@ def facts_path(launch_dir: Path) -> Path:
     return launch_dir / "prints.json"
 
 
-class RingWriter:
+class _File:
+    """A file that stays open."""
+
+    _fd: int
+
+    def close(self) -> None:
+        """Close; a second call does nothing."""
+        if self._fd >= 0:
+            os.close(self._fd)
+            self._fd = -1
+
+
+class RingWriter(_File):
     """Writes prints to the ring of a rank. A file of an earlier attempt of the same launch goes on. Raises OSError."""
 
     def __init__(self, path: Path, header: Mapping[str, Any], *, capacity: int = CAPACITY) -> None:
@@ -156,14 +168,8 @@ class RingWriter:
         os.pwrite(self._fd, one.pack(self._seq), HEADER_BYTES + self._seq % self._capacity * PRINT_BYTES)
         self._seq += 1
 
-    def close(self) -> None:
-        """Close; a second call does nothing."""
-        if self._fd >= 0:
-            os.close(self._fd)
-            self._fd = -1
 
-
-class SaveMark:
+class SaveMark(_File):
     """The step that was saved last on any rank: eight bytes in a file of the launch, at which all ranks look in every step."""
 
     def __init__(self, launch_dir: Path) -> None:
@@ -182,12 +188,6 @@ class SaveMark:
 
     def _read(self) -> bytes:
         return os.pread(self._fd, 8, 0)
-
-    def close(self) -> None:
-        """Close; a second call does nothing."""
-        if self._fd >= 0:
-            os.close(self._fd)
-            self._fd = -1
 
 
 # ---- reading ---------------------------------------------------------------------------------------------------------

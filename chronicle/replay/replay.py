@@ -23,7 +23,7 @@ from chronicle.journal.events import GuardVerdict, LaunchEnd, Replayed, events_o
 from chronicle.launch.launchers import build_environment
 from chronicle.paths import list_launch_numbers
 from chronicle.prints.compared import RESULT, Prints, compare_prints
-from chronicle.prints.launch_facts import changed_facts, digests_of, holds_data, new_sources, read_facts
+from chronicle.prints.launch_facts import changed_facts, digests_of, holds_data, read_facts
 from chronicle.prints.ring import Print, Ring, rings_of
 from chronicle.rehearse.launches import Until, play
 from chronicle.replay.closed import landlock_version
@@ -223,7 +223,7 @@ def _changed(facts: Mapping[str, Any] | None, one: Played, plan: Plan) -> list[t
     ended = datetime.fromisoformat(ends[-1]).timestamp() if ends else None
     own = [Path(os.path.realpath(path)) for path in plan.own]
     found = []
-    for item in changed_facts(facts, one.facts, ended) + new_sources(facts, one.facts, ended):
+    for item in changed_facts(facts, one.facts, ended):
         is_file = item.kind in ("file", "doubt")
         if is_file and any(Path(os.path.realpath(item.name)).is_relative_to(place) for place in own):
             continue

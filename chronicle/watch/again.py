@@ -132,11 +132,8 @@ class StepsAgain:
         """The newest launch, or earlier attempt of this one, that took steps from the state with which this one began."""
         known = self._known(begins.step)
         for number in range(self._launch, max(0, self._launch - LOOK_BACK), -1):
-            try:
-                segments = read_ring(self._paths.launch_dir(number) / name, since=begins.step).segments()
-            except ChronicleError:
-                continue  # it left no prints
-            segments = segments[:-1] if number == self._launch else segments
+            ring = _read_or_none(self._paths.launch_dir(number) / name, begins.step)
+            segments = [] if ring is None else ring.segments()[: -1 if number == self._launch else None]
             if find_segment(segments, begins, is_known=number == known) is not None:
                 return number
         return None

@@ -6,7 +6,7 @@ import pytest
 
 from bit_transformer.data.loaders import read_corpus
 from chronicle.data.corpora import read_text
-from chronicle.data.repeats import SHINGLE_BYTES, repeated_positions, shared_positions, without_repeats
+from chronicle.data.repeats import SHINGLE_BYTES, repeated_positions, shingle_hashes, without_repeats
 from chronicle.data.shards import build_source
 
 
@@ -47,11 +47,16 @@ def test_a_text_without_lines_is_cut_at_characters(unit):
     assert plain_repeats(kept) == 0 and len(kept) > 0.9 * len(text.encode())
 
 
+def shared(text, other):
+    """The strings of 64 bytes that both have."""
+    return set(shingle_hashes(text).tolist()) & set(shingle_hashes(other).tolist())
+
+
 @pytest.mark.parametrize("name", ["reference", "code"])
 def test_no_held_out_string_is_in_the_training_text(name):
     corpus = read_corpus(name)
-    assert len(shared_positions(read_text("reference"), read_text("reference"))) > 400_000  # the check can see
-    assert len(shared_positions(corpus.held_out, corpus.train)) == 0
+    assert len(shared(read_text("reference"), read_text("reference"))) > 10_000  # the check can see
+    assert len(shared(corpus.held_out, corpus.train)) == 0
     assert len(repeated_positions(corpus.held_out)) == 0
 
 

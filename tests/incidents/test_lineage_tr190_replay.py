@@ -78,6 +78,6 @@ def test_it_ends_with_a_chronicle_a_picture_and_a_sound_journal(replayed: Path) 
     assert read_journal(paths).problems == ()
     page = paths.chronicle_md.read_text(encoding="utf-8")
     assert "×1 → ×0.75 → ×0.375" in page and "Xid 64 on ip-26-0-147-135" in page
-    assert (paths.plots_dir / "lineage.png").read_bytes()[:4] == b"\x89PNG"
+    assert (paths.run_dir / "plots" / "lineage.png").read_bytes()[:4] == b"\x89PNG"
     listed = json.dumps([e.title for e in read_journal(paths).entries])
     assert "exp10: only now it was noticed" in listed

@@ -15,7 +15,6 @@ from chronicle.prints.launch_facts import (
     changed_facts,
     holds_data,
     is_outside,
-    new_sources,
     read_facts,
     write_facts,
 )
@@ -148,8 +147,10 @@ def test_a_source_that_came_after_the_launch_and_is_imported_is_new(tmp_path: Pa
     (tmp_path / "dice.py").write_text("")
     before, after = {"code": {"/libs/dice/__init__.py": "1"}}, {"code": {str(tmp_path / "dice.py"): "2"}}
     now = time.time()
-    assert [one.words for one in new_sources(before, after, now - 9)] == [f"`{tmp_path / 'dice.py'}` is new"]
-    assert new_sources(before, after, now + 9) == new_sources(before, after, None) == []
+    found = [one.words for one in changed_facts(before, after, now - 9)]
+    assert found == ["`/libs/dice/__init__.py` is gone", f"`{tmp_path / 'dice.py'}` is new"]
+    for ended in (now + 9, None):
+        assert [one.name for one in changed_facts(before, after, ended)] == ["/libs/dice/__init__.py"]
 
 
 def test_another_version_of_chronicle_is_no_cause() -> None:

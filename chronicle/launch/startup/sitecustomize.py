@@ -4,7 +4,7 @@
 imports the first `sitecustomize` that it finds. This one waits until `transformers.trainer` is imported, gives way to the
 user's own `sitecustomize`, and is done. When a Trainer begins to train, it gets the guard's callback.
 
-It notes when the process began and what lay in the working directory then, so that a replay hides what came later.
+It notes when the process began: files that are younger may be the launch's own.
 
 Under torchrun it says which start of the ranks this process belongs to (`announce_attempt`): it may be over before anybody
 looks.
@@ -104,7 +104,7 @@ def announce_stacks(forked=False):
         file = os.open(os.path.join(directory, name), os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
         faulthandler.register(number, file=file, all_threads=True, chain=False)
         if not stacks:
-            os.register_at_fork(after_in_child=announce_child)
+            os.register_at_fork(after_in_child=lambda: announce_stacks(forked=True))  # to a file of its own
         stacks[:] = [file, number]  # the parent's descriptor stays open: its number may be a file of the script by now
     except Exception:  # noqa: BLE001 a process without stacks is said to have none
         pass
@@ -127,17 +127,7 @@ def announce_attempt():
         pass  # it was said already, or there is nowhere to say it
 
 
-def announce_child():
-    """A forked process prints to a file of its own."""
-    announce_stacks(forked=True)
-
-
 stacks = []  # descriptor and signal
-
-
-def note_beginning():
-    """Keep what `chronicle/prints/launch_facts.py` cannot know at the first step any more."""
-    sys._chronicle_began = time.time()
 
 
 def seed_all():
@@ -171,7 +161,7 @@ if os.environ.get("CHRONICLE_RUN_DIR") and os.environ.get("CHRONICLE_GUARD", "")
     announce_stacks()
     announce_attempt()
     if os.environ.get("CHRONICLE_LAUNCH_DIR") and os.environ.get("CHRONICLE_PRINTS", "").strip().lower() != "off":
-        note_beginning()
+        sys._chronicle_began = time.time()  # `chronicle/prints/launch_facts.py` asks for it at the first step
     if os.environ.get("CHRONICLE_REHEARSAL"):
         seed_all()
 give_way()
