@@ -221,17 +221,30 @@ def directories_with_checkpoints(root: Path | str) -> list[tuple[Path, int]]:
 
 
 def list_root_strays(root: Path | str) -> tuple[str, ...]:
-    """Names directly below `root` that look like a leftover or a copy of a checkpoint."""
+    """Names directly below `root` that look like a leftover or a copy of a checkpoint, and files that none opens as one."""
     root = Path(root)
-    names = [entry.name for entry in _entries_of(root)]
-    return tuple(name for name in names if is_leftover(name) or is_checkpoint_copy(name, names))
+    entries = _entries_of(root)
+    names = {entry.name for entry in entries}
+    files = [entry.name for entry in entries if entry.kind is FileType.FILE and _called_a_step(entry.name)]
+    strange = {name for name in files if not _does_train(_describe(root / name, abandoned=None))}  # `step-8.hyps`
+    return tuple(name for name in sorted(names) if is_leftover(name) or is_checkpoint_copy(name, names) or name in strange)
+
+
+def _does_train(one: Checkpoint | None) -> bool:
+    """Whether it can be read, and holds what a training goes on from."""
+    return one is not None and _with_counted_step(one).trains is True
 
 
 def is_checkpoint_copy(name: str, names: Container[str]) -> bool:
     """Whether it is called as another one of `names`, which is a step, with something after it: `step-500_keep`."""
+    return _called_a_step(name) in names
+
+
+def _called_a_step(name: str) -> str:
+    """What stands before that which follows a step in a name: `step-500` of `step-500_keep`; "" where no step is followed."""
     found = _COPY.fullmatch(name)
-    is_copy = found is not None and found["original"] in names
-    return is_copy and not any(known.is_checkpoint_name(name) for known in FORMATS)
+    is_copy = found is not None and not any(known.is_checkpoint_name(name) for known in FORMATS)
+    return found["original"] if found is not None and is_copy else ""
 
 
 _OTHER_STATE = re.compile(r"(?i)best|final|average|ema|swa")  # written for another purpose than to go on from

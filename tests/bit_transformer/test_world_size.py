@@ -27,7 +27,7 @@ def moved(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
 def test_another_number_of_ranks_is_refused_unless_let_pass(moved: tuple[Path, str]) -> None:
     """What was 2 and is 1, with code 78, before a step is made; a reason (`--accept-change`) lets it pass."""
     root, stderr = moved
-    said, refusal = stderr.partition("is not as it was saved: world size")[1:]
+    said, refusal = stderr.partition("is not as it was saved: `world size`")[1:]
     assert said, stderr[-3000:]
     assert read_lines(root / "refused/again/metrics.jsonl") == [] and "Traceback" not in refusal
 
