@@ -329,10 +329,10 @@ class _Update:
 
     def distances(self) -> dict[str, list[Any]]:
         """How far each sample has moved, one array per tensor: of the weights, and of the averages. {} where it was random."""
+        is_random = True
         with contextlib.suppress(RuntimeError):  # a generator that cannot be read now
-            if rng_digests() == self.generators:
-                return {name: _distance(*one) for name, one in self.before.items()}
-        return {}
+            is_random = rng_digests() != self.generators
+        return {} if is_random else {name: _distance(*one) for name, one in self.before.items()}
 
 
 def _distance(params: Sequence[Any], before: Snapshot) -> list[Any]:
