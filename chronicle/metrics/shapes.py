@@ -120,7 +120,7 @@ REPORT = re.compile(  # `resumed from step 5000, best loss 1.2`: what is said be
 )  # fmt: skip
 EPOCH_MEAN = re.compile(r"\| train \| epoch \d+ \|")  # fairseq: where single steps are printed too, no point of its own
 SAME_DIGIT = bytes.maketrans(b"123456789", b"0" * 9)
-MOST_SHAPES = 2048
+MOST_SHAPES, LONGEST = 2048, 2000  # letters of a line whose shape is kept: 4 MB in all
 
 
 class Shape(NamedTuple):
@@ -169,6 +169,8 @@ class Shapes:
 
     def of(self, line: str) -> Shape:
         """The shape of a line."""
+        if len(line) > LONGEST:
+            return find_shape(line)
         key = line.encode("utf-8", "surrogatepass").translate(SAME_DIGIT)
         shape = self._known.get(key)
         if shape is None or any(line[at] != text for at, text in shape.digits):

@@ -2,7 +2,7 @@
 
 import pytest
 
-from chronicle.metrics.shapes import Shapes, find_shape
+from chronicle.metrics.shapes import LONGEST, MOST_SHAPES, Shapes, find_shape
 from tests.metrics.dialects import WRITERS
 from tests.metrics.printed import read_lines
 
@@ -26,3 +26,11 @@ def test_a_digit_of_a_name_is_no_number() -> None:
 def test_numbers_of_other_lengths_are_read_whole() -> None:
     lines = (f"step {10**row} loss {1 / 10**row}\n" for row in range(9))
     assert [(point.step, point.values["loss"]) for point in read_lines(lines)] == [(10**row, 1 / 10**row) for row in range(9)]
+
+
+def test_what_is_kept_of_shapes_is_bounded() -> None:
+    """Lines of words that never come again, and long ones (a dump of a batch), fill no memory."""
+    shapes = Shapes()
+    for row in range(LONGEST + 100):
+        assert shapes.of(f"step {row} loss 2.5 {'x' * row}").loss == "loss"
+    assert 0 < len(shapes._known) <= MOST_SHAPES and max(map(len, shapes._known)) == LONGEST
